@@ -1,0 +1,106 @@
+"""The words both sides speak: job states, why a job waits, ids. No behaviour beyond the words."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NewType
+
+JobId = NewType("JobId", int)
+GpuUuid = NewType("GpuUuid", str)
+
+
+class JobState(StrEnum):
+    """Slurm's states, with DEPENDENCY_FAILED. The value is what the wire carries."""
+
+    PENDING = "PENDING"
+    CONFIGURING = "CONFIGURING"
+    RUNNING = "RUNNING"
+    COMPLETING = "COMPLETING"
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+    TIMEOUT = "TIMEOUT"
+    OUT_OF_MEMORY = "OUT_OF_MEMORY"
+    NODE_FAIL = "NODE_FAIL"
+    DEPENDENCY_FAILED = "DEPENDENCY_FAILED"
+
+    @property
+    def short(self) -> str:
+        """Slurm's abbreviation, as `gq` shows it."""
+        return _SHORT[self]
+
+    @property
+    def is_final(self) -> bool:
+        """True when nothing will change the job any more."""
+        return self in FINAL_STATES
+
+    @property
+    def is_live(self) -> bool:
+        """True for PENDING and for everything that may still have processes."""
+        return self not in FINAL_STATES
+
+
+_SHORT = {
+    JobState.PENDING: "PD",
+    JobState.CONFIGURING: "CF",
+    JobState.RUNNING: "R",
+    JobState.COMPLETING: "CG",
+    JobState.COMPLETED: "CD",
+    JobState.FAILED: "F",
+    JobState.CANCELLED: "CA",
+    JobState.TIMEOUT: "TO",
+    JobState.OUT_OF_MEMORY: "OOM",
+    JobState.NODE_FAIL: "NF",
+    JobState.DEPENDENCY_FAILED: "DF",
+}
+
+FINAL_STATES = frozenset(
+    {
+        JobState.COMPLETED,
+        JobState.FAILED,
+        JobState.CANCELLED,
+        JobState.TIMEOUT,
+        JobState.OUT_OF_MEMORY,
+        JobState.NODE_FAIL,
+        JobState.DEPENDENCY_FAILED,
+    }
+)
+
+
+class PendingReason(StrEnum):
+    """Why a job waits. The value is the code of a `reason`; its text and numbers come with it."""
+
+    NONE = "None"  # not examined yet: a pass is about to come
+    RESOURCES = "Resources"  # not enough GPUs or VRAM are free
+    PRIORITY = "Priority"  # others come first
+    RESERVED = "Reserved"  # would fit, but would delay the job that holds the reservation
+    GPU_UNAVAILABLE = "GpuUnavailable"  # waits for a GPU that is drained, lost, sick or unread
+    FOREIGN_USE = "ForeignUse"  # waits for memory that processes outside this scheduler hold
+    UNLIMITED_JOB = "UnlimitedJob"  # waits for a job without a time limit
+    NO_GPUS = "NoGpus"  # no GPU has been seen yet
+    HELD = "Held"  # held by its owner or an admin
+    LAUNCH_FAILED = "LaunchFailed"  # held after repeated failed launches
+    LAUNCH_BACKOFF = "LaunchBackoff"  # waits before the next launch attempt
+    BEGIN_TIME = "BeginTime"
+    DEPENDENCY = "Dependency"
+    USER_LIMIT = "UserLimit"  # over its user's running-jobs or GPU limit
+    THROTTLED = "Throttled"
+    CPU_SLOTS = "CpuSlots"  # CPU-only jobs: all slots are taken
+    STORAGE = "Storage"  # the state directory cannot be written
+
+
+class Cause(StrEnum):
+    """Cause of a job's end; `exit_code` and `exit_signal` are beside it."""
+
+    EXIT = "exit"  # the main process exited by itself
+    SIGNAL = "signal"  # a signal from elsewhere ended it
+    TIME_LIMIT = "time_limit"
+    CANCELLED = "cancelled"
+    CUDA_OOM = "cuda_oom"
+    HOST_OOM = "host_oom"
+    XID = "xid"
+    SETUP = "setup"  # the job could not be set up: cwd, output, account, command
+    SHUTDOWN = "shutdown"  # the host went down
+    STOPPED = "stopped"  # an operator stopped the job's unit
+    NODE_FAIL = "node_fail"  # the end is unknown
+    DEPENDENCY = "dependency"
