@@ -1,0 +1,450 @@
+"""The core's nouns: GPUs, requests, waiting and running jobs, snapshot and plan, policy.
+
+Owns shapes and their meaning; decides nothing. All frozen. Names ending in `_s` are scheduler times
+or durations in float seconds, bytes are int, ids are those of gpusched_client.terms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from gpusched_client.terms import GpuUuid, JobId, PendingReason
+
+HOUR_S = 3600.0
+DAY_S = 24 * HOUR_S
+GIB = 2**30
+MIB = 2**20
+NEVER_S = float("inf")
+
+
+class GpuState(StrEnum):
+    """Only an OK GPU takes jobs; the others never come back by themselves."""
+
+    OK = "ok"
+    DRAINED = "drained"
+    LOST = "lost"
+    SICK = "sick"
+    UNREAD = "unread"
+
+
+class Topology(StrEnum):
+    """What a multi-GPU job demands of the links between its GPUs."""
+
+    ANY = "any"
+    NVLINK = "nvlink"
+
+
+class Backfill(StrEnum):
+    """Who may start while the first job that does not fit waits."""
+
+    EASY = "easy"
+    BEFORE_RESERVATION = "before-reservation"
+    OFF = "off"
+
+
+class Order(StrEnum):
+    """FCFS: eligible since, then id; no fair-share and no age. For `replay` and comparisons."""
+
+    PRIORITY = "priority"
+    FCFS = "fcfs"
+
+
+class PromiseException(StrEnum):
+    """Why a promised start may come later than promised; there is no other cause."""
+
+    LIMIT_EXTENDED = "limit_extended"  # an admin raised a running job's limit
+    GPU_DRAINED = "gpu_drained"
+    GPU_LOST = "gpu_lost"
+    GPU_SICK = "gpu_sick"
+    GPU_UNREAD = "gpu_unread"  # its memory cannot be read, or no fresh sample is in
+    FOREIGN_MEMORY = "foreign_memory"  # foreign or ownerless memory grew
+    ABOVE_DECLARATION = "above_declaration"  # a job uses more than it declared
+    STUCK_JOB = "stuck_job"
+    LATE_LAUNCH = "late_launch"  # a job started later than its launch allowance
+    LATE_END = "late_end"  # a job outlived its planned end
+    ADMIN_CHANGE = "admin_change"  # hold, nice or configuration changed by an admin
+
+
+class PromiseOutcome(StrEnum):
+    """How a promise ended. WITHDRAWN: the holder left the queue or was changed by its owner."""
+
+    KEPT = "kept"
+    BROKEN = "broken"
+    LOST = "lost"
+    WITHDRAWN = "withdrawn"
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU as last seen. `foreign_bytes` holds buffered peaks and ownerless memory already.
+
+    `foreign_since_s` None with foreign memory or use: of unknown age, so it counts as old.
+    `whole_idle` False: foreign use is above the threshold below which a whole-GPU job may have it.
+    `shareable` False (compute mode): one process only, so at most one job.
+    `links`: (peer, score) for each peer, larger is better; `island`: GPUs linked all to all.
+    """
+
+    uuid: GpuUuid
+    index: int
+    model: str
+    total_bytes: int
+    reserved_bytes: int = 0
+    minor: int | None = None
+    state: GpuState = GpuState.OK
+    state_text: str = ""
+    foreign_bytes: int = 0
+    foreign_since_s: float | None = None
+    foreign_text: str = ""
+    whole_idle: bool = True
+    shareable: bool = True
+    fresh: bool = True
+    island: int | None = None
+    links: tuple[tuple[GpuUuid, int], ...] = ()
+
+    @property
+    def capacity_bytes(self) -> int:
+        """What jobs can be granted: the driver keeps a reserve that no job can use."""
+        return self.total_bytes - self.reserved_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a job asks, as admitted. `vram_bytes` None: whole GPUs. `time_limit_s` None: unlimited.
+
+    `card_bytes`: a whole-GPU job that asked for memory needs cards of at least this total.
+    """
+
+    gpus: int = 1
+    vram_bytes: int | None = None
+    gpu_model: str | None = None
+    exclusive: bool = False
+    topology: Topology = Topology.ANY
+    time_limit_s: float | None = None
+    card_bytes: int = 0
+
+    @property
+    def whole(self) -> bool:
+        """True when the job takes idle GPUs alone."""
+        return self.vram_bytes is None
+
+
+@dataclass(frozen=True, slots=True)
+class AdmittedRequest:
+    """A request that could be met; `note` says what was changed to make it so."""
+
+    request: Request
+    note: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CardKind:
+    """Equal GPUs of the largest inventory ever seen; `largest_island`: their best NVLink set."""
+
+    model: str
+    total_bytes: int
+    capacity_bytes: int
+    count: int
+    largest_island: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """The largest inventory ever seen; empty: no GPU was seen yet."""
+
+    kinds: tuple[CardKind, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A job that waits for GPUs (or a CPU slot) alone, with its age bookkeeping.
+
+    Age = age_gained_s + (now - window_since_s while it is inside its user's age window).
+    """
+
+    job_id: JobId
+    uid: int
+    user: str
+    request: Request
+    eligible_since_s: float
+    submitted_at_s: float = 0.0
+    nice: int = 0
+    age_gained_s: float = 0.0
+    window_since_s: float | None = None
+
+    @property
+    def own_order(self) -> tuple[int, float, int]:
+        """The order within its user's list."""
+        return (self.nice, self.eligible_since_s, self.job_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """One GPU of an allocation. `held_bytes` includes the margin and grows with a buffered peak."""
+
+    uuid: GpuUuid
+    held_bytes: int
+    declared_bytes: int  # held at the decision
+
+
+@dataclass(frozen=True, slots=True)
+class RunningJob:
+    """A job that holds GPUs (CONFIGURING, RUNNING, COMPLETING), or a CPU slot (no `grants`).
+
+    `decided_limit_s` is the limit at the decision; `time_limit_s` the present one.
+    `stuck` is sticky: set by the controller when timeline.is_stuck says so.
+    """
+
+    job_id: JobId
+    uid: int
+    user: str
+    request: Request
+    grants: tuple[Grant, ...]
+    whole: bool
+    exclusive: bool
+    decided_at_s: float
+    started_at_s: float | None
+    time_limit_s: float | None
+    decided_limit_s: float | None
+    stuck: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What decides whether a request fits, limit apart."""
+
+    gpus: int
+    vram_bytes: int | None
+    gpu_model: str | None
+    exclusive: bool
+    topology: Topology
+    card_bytes: int
+
+
+@dataclass(frozen=True)
+class UserQueue:
+    """One user's eligible jobs in own order: one tuple, shared between snapshots.
+
+    `whole_gpus_min`, `shared_bytes_min`: the least that any whole-GPU job asks in GPUs, any shared
+    job in bytes per GPU; None without such a job. They let a pass drop the user at once.
+    """
+
+    uid: int
+    user: str
+    jobs: tuple[Waiting, ...]
+    whole_gpus_min: int | None = None
+    shared_bytes_min: int | None = None
+
+
+@dataclass(frozen=True)
+class QueueView:
+    """All users' lists by uid, GPU jobs and CPU-only jobs apart."""
+
+    gpu: tuple[UserQueue, ...] = ()
+    cpu: tuple[UserQueue, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class UserLimit:
+    """What one user's jobs may hold together; None: no limit."""
+
+    max_gpus: int | None = None
+    max_jobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """One active user: share, decayed usage now, F, and the limit on what it may hold."""
+
+    uid: int
+    user: str
+    share: float
+    usage_gpu_s: float
+    factor: float
+    limit: UserLimit = UserLimit()
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """EASY's hold for the head job. `start_s` is its shadow time T; `gpus` is for display only."""
+
+    job_id: JobId
+    start_s: float
+    since_s: float
+    promised: bool
+    gpus: tuple[GpuUuid, ...]
+    spare: int
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """A reservation that sticks. `start_by_s` is the earliest start ever promised.
+
+    `delayed_by` is set while the start is expected later than that.
+    """
+
+    job_id: JobId
+    promised_at_s: float
+    start_by_s: float
+    delayed_by: PromiseException | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PromiseEnd:
+    """A promise that ended in this pass. KEPT: decided by start_by_s."""
+
+    promise: Promise
+    outcome: PromiseOutcome
+    exception: PromiseException | None
+    at_s: float
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Everything one pass looks at. Made by snapshot.build_snapshot, which alone sorts."""
+
+    now_s: float
+    gpus: tuple[Gpu, ...]
+    running: tuple[RunningJob, ...]
+    queues: QueueView
+    standings: Mapping[int, Standing]
+    cpu_running: int = 0
+    promise: Promise | None = None
+    reservation: Reservation | None = None  # of the pass before: for its `since_s`
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a job waits. In `numbers`, keys ending in `_at_s` are scheduler times."""
+
+    code: PendingReason
+    text: str
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+    blocking_jobs: tuple[JobId, ...] = ()
+    blocking_gpus: tuple[GpuUuid, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PriorityParts:
+    """priority = min(fair + age - nice, that of the user's job before it, `capped_by`)."""
+
+    priority: float
+    fair: float
+    age: float
+    nice: int
+    capped_by: JobId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A job to start now. `grants` is empty for a CPU-only job."""
+
+    job_id: JobId
+    uid: int
+    grants: tuple[Grant, ...]
+    whole: bool
+    exclusive: bool
+    planned_end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Residue:
+    """One GPU in service when all that ends has ended: what no planned end ever frees."""
+
+    uuid: GpuUuid
+    model: str
+    total_bytes: int
+    headroom_bytes: int
+    jobs: int
+    uids: frozenset[int]
+    alone: bool  # a whole or exclusive job stays on it, or it cannot be shared and has one
+    whole_idle: bool
+    island: int | None
+
+
+@dataclass(frozen=True)
+class Horizon:
+    """Which jobs have a known shadow time and are within their user's limit.
+
+    Only these take a place in the age window and cap those behind them. `rooms` holds, for users
+    with a limit, what they may still take: uid -> (GPUs, jobs). Comparable: an unchanged one costs
+    nothing.
+    """
+
+    residues: tuple[Residue, ...]
+    max_jobs_per_gpu: int
+    margin_bytes: int
+    across_users: bool
+    rooms: Mapping[int, tuple[float, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one pass decided. Commit `promise` and `ended` before they are shown.
+
+    `reasons` and `priorities` hold the jobs the pass examined; plan.reason_of covers the rest.
+    `horizon` goes to Queues.settle after the starts were applied.
+    """
+
+    now_s: float
+    starts: tuple[Start, ...]
+    reservation: Reservation | None
+    promise: Promise | None
+    ended: PromiseEnd | None
+    reasons: Mapping[JobId, Reason]
+    fallback: Reason
+    priorities: Mapping[JobId, PriorityParts]
+    unknown: frozenset[JobId]
+    horizon: Horizon
+    next_change_at_s: float | None
+
+    @property
+    def start_ids(self) -> tuple[JobId, ...]:
+        """The ids that start, in the order they were decided."""
+        return tuple(start.job_id for start in self.starts)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedStart:
+    """Where the separate walk sees a job start, if all planned ends hold and nobody submits."""
+
+    job_id: JobId
+    start_s: float | None  # None: unknown
+    gpus: tuple[GpuUuid, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Counterfactual:
+    """A smaller request with which the job would start now, e.g. text "with 1 GPU"."""
+
+    text: str
+    request: Request
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Every knob of the policy. `shares` and `billing`: first match wins; see fairshare."""
+
+    w_fair: float = 1000.0
+    w_age_per_h: float = 10.0
+    half_life_s: float = 7 * DAY_S
+    age_jobs_per_user: int = 1  # 0: all
+    order: Order = Order.PRIORITY
+    backfill: Backfill = Backfill.EASY
+    promise_within_s: float = DAY_S  # 0: plain EASY; inf: always
+    margin_bytes: int = 512 * MIB
+    max_jobs_per_gpu: int = 4
+    across_users: bool = True
+    min_share: float = 0.25
+    kill_grace_s: float = 10.0
+    launch_allowance_s: float = 5.0
+    stuck_after_s: float = 60.0
+    foreign_age_s: float = 600.0
+    fresh_allowance_s: float = 5.0  # how long a GPU may wait for its sample after a job's end
+    rerank_s: float = 60.0  # an unpromised head may be outranked as time passes
+    max_cpu_jobs: int = 1
+    max_time_limit_s: float | None = None
+    shares: tuple[tuple[str, float], ...] = ()
+    billing: tuple[tuple[str, float], ...] = ()
