@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 from gpusched_client.errors import Invalid
 from gpusched_client.terms import JobState
+from gpusched_client.units import UNLIMITED_S as UNLIMITED_S
 from gpusched_client.wirefields import (
     INT64_MAX,
     TEXT_BYTES_MAX,
@@ -59,7 +60,6 @@ REASON_BYTES_MAX = 256
 GPUS_MAX = 1_024
 VRAM_BYTES_MAX = 2**50
 TIME_LIMIT_S_MAX = 10 * 366 * 86_400
-UNLIMITED_S = -1  # a time limit that is "unlimited", in requests and responses alike
 NICE_MIN, NICE_MAX = -1_000, 1_000
 RETRIES_MAX = 100
 UMASK_MAX = 0o777
@@ -504,6 +504,11 @@ class JobView(Response):
     priority_parts: Mapping[str, Any] | None = wire(plain_map, None)
     explanations: tuple[str, ...] | None = wire(_TEXTS, None)
     events: tuple[JobEvent, ...] | None = wire(list_of(nested(JobEvent), 1_000), None)
+
+    @property
+    def id(self) -> int:
+        """The job's id, by the short name that reads well in a program."""
+        return self.job_id
 
 
 _JOB_VIEWS = list_of(nested(JobView), RESPONSE_JOBS_MAX)

@@ -1,0 +1,150 @@
+"""Amounts as people write them: "20G" <-> bytes, "1-12:00:00", "2h", "90s" <-> seconds.
+
+Pure. Reads what Slurm's users type and refuses the rest with the forms that are legal.
+"""
+
+from __future__ import annotations
+
+import re
+
+from gpusched_client.errors import Invalid
+
+UNLIMITED_S = -1
+"""A time limit that is "unlimited", wherever a limit is an integer."""
+
+KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
+_BYTES_OF = {"": MIB, "B": 1, "K": KIB, "M": MIB, "G": GIB, "T": TIB}
+_SIZE = re.compile(r"(\d{1,15})(?:\.(\d{1,9}))?\s*(?:([KMGT])(?:I?B)?|(B))?", re.ASCII | re.I)
+_SIZE_FORMS = "write it as 20G, 512M or 1.5T (K, M, G, T are powers of 1024; a bare number is MiB)"
+_SIZE_MAX = 2**62
+
+MINUTE_S, HOUR_S, DAY_S = 60, 3_600, 86_400
+_SECONDS_OF = {"s": 1, "m": MINUTE_S, "h": HOUR_S, "d": DAY_S, "w": 7 * DAY_S}
+_UNIT = r"(s|secs?|m|mins?|h|hours?|d|days?|w|weeks?)"
+_PART = re.compile(rf"(\d{{1,10}})(?:\.(\d{{1,6}}))?\s*{_UNIT}", re.ASCII | re.I)
+_PARTS = re.compile(rf"(?:\d{{1,10}}(?:\.\d{{1,6}})?\s*{_UNIT}\s*)+", re.ASCII | re.I)
+_CLOCK = re.compile(r"(?:(\d{1,6})-)?(\d{1,9})(?::(\d{1,2}))?(?::(\d{1,2}))?", re.ASCII)
+_DURATION_FORMS = (
+    "write it as 90 (minutes), 30:00 (minutes:seconds), 1:30:00, 1-12:00:00 (days-hours), "
+    "2h, 90s, 1h30m, 1d, or unlimited"
+)
+_DURATION_MAX_S = 2**40
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes in a text such as "20G", "1.5GiB", "512" (MiB) or "7B"; a fraction is rounded up."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise Invalid(f"{text!r} is not an amount of memory; {_SIZE_FORMS}", {"value": text})
+    whole, fraction, unit, single = match.groups()
+    size = _scaled_up(whole, fraction, _BYTES_OF[(unit or single or "").upper()])
+    if size > _SIZE_MAX:
+        raise Invalid(f"{text!r} is more memory than there is; {_SIZE_FORMS}", {"value": text})
+    return size
+
+
+def _scaled_up(whole: str, fraction: str | None, factor: int) -> int:
+    """whole.fraction * factor, rounded up, without floats."""
+    scale = 10 ** len(fraction or "")
+    return -(-int(whole + (fraction or "")) * factor // scale)
+
+
+def format_bytes(size: int) -> str:
+    """The shortest text that parse_bytes reads back as exactly `size`: "20G", "1536M", "7B"."""
+    for unit in "TGMK":
+        if size and size % _BYTES_OF[unit] == 0:
+            return f"{size // _BYTES_OF[unit]}{unit}"
+    return f"{size}B"
+
+
+def bytes_short(size: int) -> str:
+    """For a table: at most one decimal, such as "18G", "17.5G", "512M"."""
+    number, unit = _rounded(size)
+    return f"{number}{unit}"
+
+
+def bytes_text(size: int) -> str:
+    """For a sentence: "18 GiB", "17.5 GiB", "512 MiB", "7 bytes"."""
+    number, unit = _rounded(size)
+    return f"{number} bytes" if unit == "B" else f"{number} {unit}iB"
+
+
+def _rounded(size: int) -> tuple[str, str]:
+    for unit in "TGMK":
+        factor = _BYTES_OF[unit]
+        if size >= factor:
+            tenths = (size * 10 + factor // 2) // factor
+            return (f"{tenths // 10}.{tenths % 10}" if tenths % 10 else f"{tenths // 10}"), unit
+    return str(size), "B"
+
+
+def parse_duration(text: str) -> int:
+    """Seconds in a text of Slurm's forms or with units; UNLIMITED_S for "unlimited".
+
+    A bare number is minutes, "1:30" is minutes:seconds, "1-12" is days-hours, as in Slurm.
+    A fraction is rounded up to a whole second.
+    """
+    stripped = text.strip()
+    if stripped.lower() in ("unlimited", "infinite"):
+        return UNLIMITED_S
+    seconds = _with_units(stripped) if _PARTS.fullmatch(stripped) else _clock(stripped)
+    if seconds is None or seconds > _DURATION_MAX_S:
+        raise Invalid(f"{text!r} is not a duration; {_DURATION_FORMS}", {"value": text})
+    return seconds
+
+
+def _with_units(text: str) -> int:
+    return sum(
+        _scaled_up(whole, fraction or None, _SECONDS_OF[unit[0].lower()])
+        for whole, fraction, unit in _PART.findall(text)
+    )
+
+
+def _clock(text: str) -> int | None:
+    match = _CLOCK.fullmatch(text)
+    if match is None:
+        return None
+    days, *rest = match.groups()
+    parts = [int(part) for part in rest if part is not None]
+    if any(part > 59 for part in parts[1:]):
+        return None
+    if days is not None:
+        hours, minutes, seconds = (*parts, 0, 0)[:3]
+        return int(days) * DAY_S + hours * HOUR_S + minutes * MINUTE_S + seconds
+    if len(parts) == 3:
+        return parts[0] * HOUR_S + parts[1] * MINUTE_S + parts[2]
+    minutes, seconds = (*parts, 0)[:2]
+    return minutes * MINUTE_S + seconds
+
+
+def format_duration(seconds: float) -> str:
+    """Slurm's form, read back by parse_duration as the same whole seconds: "1-12:00:00", "5:00"."""
+    if seconds == UNLIMITED_S:
+        return "unlimited"
+    days, rest = divmod(max(0, int(seconds)), DAY_S)
+    hours, rest = divmod(rest, HOUR_S)
+    minutes, seconds_left = divmod(rest, MINUTE_S)
+    if days:
+        return f"{days}-{hours:02}:{minutes:02}:{seconds_left:02}"
+    if hours:
+        return f"{hours}:{minutes:02}:{seconds_left:02}"
+    return f"{minutes}:{seconds_left:02}"
+
+
+def duration_text(seconds: int) -> str:
+    """For a sentence: "30 min", "24 h", "7 d", "1 h 30 min", "90 s"."""
+    if seconds == UNLIMITED_S:
+        return "unlimited"
+    if seconds < 2 * MINUTE_S and seconds % MINUTE_S:
+        return f"{seconds} s"
+    if seconds % DAY_S == 0 and seconds > DAY_S:
+        return f"{seconds // DAY_S} d"
+    names = ((DAY_S, "d"), (HOUR_S, "h"), (MINUTE_S, "min"), (1, "s"))
+    if seconds <= DAY_S:
+        names = names[1:]
+    words = []
+    for factor, name in names:
+        count, seconds = divmod(seconds, factor)
+        if count:
+            words.append(f"{count} {name}")
+    return " ".join(words) or "0 s"
