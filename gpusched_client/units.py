@@ -45,7 +45,7 @@ def parse_bytes(text: str) -> int:
 
 def _scaled_up(whole: str, fraction: str | None, factor: int) -> int:
     """whole.fraction * factor, rounded up, without floats."""
-    scale = 10 ** len(fraction or "")
+    scale = int("1" + "0" * len(fraction or ""))
     return -(-int(whole + (fraction or "")) * factor // scale)
 
 
@@ -139,7 +139,7 @@ def duration_text(seconds: int) -> str:
         return f"{seconds} s"
     if seconds % DAY_S == 0 and seconds > DAY_S:
         return f"{seconds // DAY_S} d"
-    names = ((DAY_S, "d"), (HOUR_S, "h"), (MINUTE_S, "min"), (1, "s"))
+    names = [(DAY_S, "d"), (HOUR_S, "h"), (MINUTE_S, "min"), (1, "s")]
     if seconds <= DAY_S:
         names = names[1:]
     words = []
