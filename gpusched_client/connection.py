@@ -394,7 +394,8 @@ class _Connection:
     def is_closed_by_peer(self) -> bool:
         """True when the server has closed this connection since the last call."""
         try:
-            return not self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            self._sock.settimeout(0)
+            return not self._sock.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
             return False
         except OSError:

@@ -11,7 +11,6 @@ response's field is optional, None means "not known" or "does not apply", never 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from gpusched_client.errors import Invalid
@@ -25,6 +24,7 @@ from gpusched_client.wirefields import (
     integer,
     list_of,
     map_of,
+    message,
     nested,
     number,
     octets,
@@ -149,7 +149,7 @@ class Response(Message):
 # ---------------------------------------------------------------------------------- requests
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class JobRequest(Request):
     """One job as its submitter asks for it: exactly one of argv, script (with args) and shell.
 
@@ -162,25 +162,25 @@ class JobRequest(Request):
     cwd: bytes = wire(_cwd)
     environment: Mapping[bytes, bytes] = wire(_environment)
     argv: tuple[bytes, ...] | None = wire(
-        list_of(octets(STRING_BYTES_MAX), ARGV_ITEMS_MAX, 1), None
+        list_of(octets(STRING_BYTES_MAX), ARGV_ITEMS_MAX, 1), default=None
     )
-    script: bytes | None = wire(octets(PAYLOAD_BYTES_MAX, nul=True, empty=False), None)
-    args: tuple[bytes, ...] = wire(_WORDS, ())
-    shell: bytes | None = wire(octets(STRING_BYTES_MAX, empty=False), None)
-    umask: int = wire(integer(0, UMASK_MAX), 0o022)
-    rlimits: Mapping[str, tuple[int, int]] | None = wire(_RLIMITS, None)
-    gpus: int = wire(integer(0, GPUS_MAX), 1)
-    vram_bytes: int | None = wire(integer(1, VRAM_BYTES_MAX), None)
-    gpu_model: str | None = wire(text(256), None)
-    exclusive: bool = wire(boolean, False)
-    topology: str | None = wire(one_of("nvlink"), None)
-    time_limit_s: int | None = wire(_time_limit, None)
-    name: str | None = wire(_NAME, None)
-    nice: int = wire(integer(NICE_MIN, NICE_MAX), 0)
-    output: bytes | None = wire(octets(PATH_BYTES_MAX, empty=False), None)
-    error: bytes | None = wire(octets(PATH_BYTES_MAX, empty=False), None)
-    hold: bool = wire(boolean, False)
-    retries: int = wire(integer(0, RETRIES_MAX), 0)
+    script: bytes | None = wire(octets(PAYLOAD_BYTES_MAX, nul=True, empty=False), default=None)
+    args: tuple[bytes, ...] = wire(_WORDS, default=())
+    shell: bytes | None = wire(octets(STRING_BYTES_MAX, empty=False), default=None)
+    umask: int = wire(integer(0, UMASK_MAX), default=0o022)
+    rlimits: Mapping[str, tuple[int, int]] | None = wire(_RLIMITS, default=None)
+    gpus: int = wire(integer(0, GPUS_MAX), default=1)
+    vram_bytes: int | None = wire(integer(1, VRAM_BYTES_MAX), default=None)
+    gpu_model: str | None = wire(text(256), default=None)
+    exclusive: bool = wire(boolean, default=False)
+    topology: str | None = wire(one_of("nvlink"), default=None)
+    time_limit_s: int | None = wire(_time_limit, default=None)
+    name: str | None = wire(_NAME, default=None)
+    nice: int = wire(integer(NICE_MIN, NICE_MAX), default=0)
+    output: bytes | None = wire(octets(PATH_BYTES_MAX, empty=False), default=None)
+    error: bytes | None = wire(octets(PATH_BYTES_MAX, empty=False), default=None)
+    hold: bool = wire(boolean, default=False)
+    retries: int = wire(integer(0, RETRIES_MAX), default=0)
 
     def check(self, path: str) -> None:
         """Raise where fields contradict each other or are too large together."""
@@ -215,7 +215,7 @@ class JobRequest(Request):
         return size + 2 * len(self.environment)
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Hello(Request):
     """Who is there? Costs nothing and changes nothing."""
 
@@ -227,7 +227,7 @@ def _read_jobs(_value: object, _path: str) -> tuple[Any, ...]:
 _SUBMISSION_ID = text(128, r"[\x21-\x7e]{1,128}", "1 to 128 printable ASCII characters")
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class SubmitRequest(Request):
     """All or none of `jobs`. On the wire, `common` may hold fields that the jobs share.
 
@@ -235,8 +235,8 @@ class SubmitRequest(Request):
     """
 
     jobs: tuple[JobRequest, ...] = wire(_read_jobs)
-    submission_id: str | None = wire(_SUBMISSION_ID, None)
-    dry_run: bool = wire(boolean, False)
+    submission_id: str | None = wire(_SUBMISSION_ID, default=None)
+    dry_run: bool = wire(boolean, default=False)
 
     @classmethod
     def from_wire(cls, value: object, path: str = "") -> SubmitRequest:
@@ -291,7 +291,7 @@ def _job_over_common(common: Mapping[str, Any], item: object, path: str) -> JobR
     return job
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class JobsRequest(Request):
     """Jobs that pass all given filters, newest last, at most `limit` of the newest.
 
@@ -299,48 +299,48 @@ class JobsRequest(Request):
     most so long ago. `before_id` pages backwards.
     """
 
-    ids: tuple[int, ...] | None = wire(list_of(_JOB_ID, IDS_MAX), None)
-    users: tuple[str, ...] | None = wire(list_of(_USER, USERS_MAX), None)
-    states: tuple[JobState, ...] | None = wire(list_of(word(JobState), len(JobState)), None)
-    name: str | None = wire(_NAME, None)
-    ended_within_s: int | None = wire(integer(0, TIME_LIMIT_S_MAX), None)
-    limit: int = wire(integer(1, RESPONSE_JOBS_MAX), RESPONSE_JOBS_MAX)
-    before_id: int | None = wire(_JOB_ID, None)
+    ids: tuple[int, ...] | None = wire(list_of(_JOB_ID, IDS_MAX), default=None)
+    users: tuple[str, ...] | None = wire(list_of(_USER, USERS_MAX), default=None)
+    states: tuple[JobState, ...] | None = wire(list_of(word(JobState), len(JobState)), default=None)
+    name: str | None = wire(_NAME, default=None)
+    ended_within_s: int | None = wire(integer(0, TIME_LIMIT_S_MAX), default=None)
+    limit: int = wire(integer(1, RESPONSE_JOBS_MAX), default=RESPONSE_JOBS_MAX)
+    before_id: int | None = wire(_JOB_ID, default=None)
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class QueueRequest(Request):
     """Pending jobs in scheduling order; `after` is the last job id of the page before."""
 
-    limit: int = wire(integer(1, RESPONSE_JOBS_MAX), RESPONSE_JOBS_MAX)
-    after: int | None = wire(_JOB_ID, None)
+    limit: int = wire(integer(1, RESPONSE_JOBS_MAX), default=RESPONSE_JOBS_MAX)
+    after: int | None = wire(_JOB_ID, default=None)
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class JobQuery(Request):
     """Everything about one job."""
 
     job_id: int = wire(_JOB_ID)
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class CancelRequest(Request):
     """End jobs, queued or running; with `signal` (a number) only send it to running ones."""
 
     job_ids: tuple[int, ...] = wire(_JOB_IDS)
-    signal: int | None = wire(integer(1, SIGNAL_MAX), None)
-    reason: str | None = wire(text(REASON_BYTES_MAX), None)
+    signal: int | None = wire(integer(1, SIGNAL_MAX), default=None)
+    reason: str | None = wire(text(REASON_BYTES_MAX), default=None)
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class UpdateRequest(Request):
     """Change jobs; what is None stays as it is."""
 
     job_ids: tuple[int, ...] = wire(_JOB_IDS)
-    time_limit_s: int | None = wire(_time_limit, None)
-    nice: int | None = wire(integer(NICE_MIN, NICE_MAX), None)
-    name: str | None = wire(_NAME, None)
-    hold: bool | None = wire(boolean, None)
+    time_limit_s: int | None = wire(_time_limit, default=None)
+    nice: int | None = wire(integer(NICE_MIN, NICE_MAX), default=None)
+    name: str | None = wire(_NAME, default=None)
+    hold: bool | None = wire(boolean, default=None)
 
     def check(self, path: str) -> None:
         """Refuse an update that changes nothing: it is a mistyped field more often than a wish."""
@@ -349,37 +349,37 @@ class UpdateRequest(Request):
             refuse(path, "nothing to change", "give time_limit_s, nice, name or hold")
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class WaitRequest(Request):
     """Reply when all jobs are final, or after timeout_s."""
 
     job_ids: tuple[int, ...] = wire(_JOB_IDS)
-    timeout_s: float | None = wire(number(0, TIME_LIMIT_S_MAX), None)
+    timeout_s: float | None = wire(number(0, TIME_LIMIT_S_MAX), default=None)
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class WatchRequest(Request):
     """Send events as notifications from now on; `since` is the last event id already seen."""
 
-    since: int | None = wire(_COUNT, None)
+    since: int | None = wire(_COUNT, default=None)
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class GpusRequest(Request):
     """The state of each GPU."""
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class UsageRequest(Request):
     """Decayed usage, share and fair-share factor of each user."""
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class StatsRequest(Request):
     """Counters for metrics."""
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class DrainRequest(Request):
     """Take a GPU, named by index or UUID, out of service once its jobs are gone."""
 
@@ -387,14 +387,14 @@ class DrainRequest(Request):
     reason: str = wire(text(REASON_BYTES_MAX))
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class ResumeRequest(Request):
     """Put a drained GPU back into service."""
 
     gpu: str = wire(text(128))
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class ReloadRequest(Request):
     """Read the configuration again."""
 
@@ -402,7 +402,7 @@ class ReloadRequest(Request):
 # --------------------------------------------------------------------------------- responses
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class HelloResult(Response):
     """Who the daemon is, and who the kernel says you are."""
 
@@ -414,7 +414,7 @@ class HelloResult(Response):
     admin: bool = wire(boolean)
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class SubmitResult(Response):
     """The ids in the order of the jobs; `time_limits_s` beside them says what a default became.
 
@@ -423,28 +423,28 @@ class SubmitResult(Response):
     """
 
     job_ids: tuple[int, ...] = wire(list_of(_JOB_ID, SUBMIT_JOBS_MAX))
-    time_limits_s: tuple[int, ...] = wire(list_of(_time_limit, SUBMIT_JOBS_MAX), ())
-    warnings: tuple[str, ...] = wire(list_of(_ANY_TEXT, SUBMIT_JOBS_MAX), ())
-    would_start: tuple[str, ...] = wire(list_of(_ANY_TEXT, SUBMIT_JOBS_MAX), ())
-    reasons: tuple[str, ...] = wire(list_of(_ANY_TEXT, SUBMIT_JOBS_MAX), ())
+    time_limits_s: tuple[int, ...] = wire(list_of(_time_limit, SUBMIT_JOBS_MAX), default=())
+    warnings: tuple[str, ...] = wire(list_of(_ANY_TEXT, SUBMIT_JOBS_MAX), default=())
+    would_start: tuple[str, ...] = wire(list_of(_ANY_TEXT, SUBMIT_JOBS_MAX), default=())
+    reasons: tuple[str, ...] = wire(list_of(_ANY_TEXT, SUBMIT_JOBS_MAX), default=())
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Reason(Response):
     """Why a job waits, or what its state means: a PendingReason's value, a text, the numbers."""
 
     code: str = wire(_SHORT_TEXT)
-    text: str = wire(_ANY_TEXT, "")
-    numbers: Mapping[str, Any] | None = wire(plain_map, None)
+    text: str = wire(_ANY_TEXT, default="")
+    numbers: Mapping[str, Any] | None = wire(plain_map, default=None)
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class JobEvent(Response):
     """One line of a job's history."""
 
     at_s: float = wire(number(-(2**53), 2**53))
     kind: str = wire(_SHORT_TEXT)
-    text: str = wire(_ANY_TEXT, "")
+    text: str = wire(_ANY_TEXT, default="")
 
 
 _TIME = number(-(2**53), 2**53)
@@ -452,7 +452,7 @@ _PATH = octets(PATH_BYTES_MAX)
 _TEXTS = list_of(_ANY_TEXT, 1_000)
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class JobView(Response):
     """One job as a response shows it.
 
@@ -463,47 +463,47 @@ class JobView(Response):
     """
 
     job_id: int = wire(_JOB_ID)
-    state: JobState = wire(word(JobState))  # noqa: RUF009
-    reason: Reason | None = wire(nested(Reason), None)  # noqa: RUF009
-    user: str | None = wire(_USER, None)
-    uid: int | None = wire(_COUNT, None)
-    name: str | None = wire(_SHORT_TEXT, None)
-    command: str | None = wire(_ANY_TEXT, None)
-    gpus: int = wire(integer(0, GPUS_MAX), 0)
-    vram_bytes: int | None = wire(_SIZE, None)
-    gpu_model: str | None = wire(_SHORT_TEXT, None)
-    exclusive: bool = wire(boolean, False)
-    topology: str | None = wire(_SHORT_TEXT, None)
-    time_limit_s: int | None = wire(_time_limit, None)
-    nice: int | None = wire(integer(), None)
-    hold: bool = wire(boolean, False)
-    retries: int | None = wire(_COUNT, None)
-    attempt: int | None = wire(_COUNT, None)
-    queue_position: int | None = wire(_COUNT, None)
-    priority: float | None = wire(number(-(2**53), 2**53), None)
-    submitted_at_s: float | None = wire(_TIME, None)
-    started_at_s: float | None = wire(_TIME, None)
-    ended_at_s: float | None = wire(_TIME, None)
-    expected_start_s: float | None = wire(_TIME, None)
-    promised_start_s: float | None = wire(_TIME, None)
-    gpu_indices: tuple[int, ...] | None = wire(list_of(integer(), GPUS_MAX), None)
-    gpu_uuids: tuple[str, ...] | None = wire(list_of(_SHORT_TEXT, GPUS_MAX), None)
-    exit_code: int | None = wire(integer(), None)
-    exit_signal: int | None = wire(integer(), None)
-    cause: str | None = wire(_SHORT_TEXT, None)
-    cause_detail: str | None = wire(_ANY_TEXT, None)
-    cpu_user_s: float | None = wire(number(0, 2**53), None)
-    cpu_system_s: float | None = wire(number(0, 2**53), None)
-    max_rss_bytes: int | None = wire(_SIZE, None)
-    cwd: bytes | None = wire(_PATH, None)
-    output: bytes | None = wire(_PATH, None)
-    error: bytes | None = wire(_PATH, None)
-    argv: tuple[bytes, ...] | None = wire(_WORDS, None)
-    script_bytes: int | None = wire(_SIZE, None)
-    vram_peak_bytes: int | None = wire(_SIZE, None)
-    priority_parts: Mapping[str, Any] | None = wire(plain_map, None)
-    explanations: tuple[str, ...] | None = wire(_TEXTS, None)
-    events: tuple[JobEvent, ...] | None = wire(list_of(nested(JobEvent), 1_000), None)
+    state: JobState = wire(word(JobState))
+    reason: Reason | None = wire(nested(Reason), default=None)
+    user: str | None = wire(_USER, default=None)
+    uid: int | None = wire(_COUNT, default=None)
+    name: str | None = wire(_SHORT_TEXT, default=None)
+    command: str | None = wire(_ANY_TEXT, default=None)
+    gpus: int = wire(integer(0, GPUS_MAX), default=0)
+    vram_bytes: int | None = wire(_SIZE, default=None)
+    gpu_model: str | None = wire(_SHORT_TEXT, default=None)
+    exclusive: bool = wire(boolean, default=False)
+    topology: str | None = wire(_SHORT_TEXT, default=None)
+    time_limit_s: int | None = wire(_time_limit, default=None)
+    nice: int | None = wire(integer(), default=None)
+    hold: bool = wire(boolean, default=False)
+    retries: int | None = wire(_COUNT, default=None)
+    attempt: int | None = wire(_COUNT, default=None)
+    queue_position: int | None = wire(_COUNT, default=None)
+    priority: float | None = wire(number(-(2**53), 2**53), default=None)
+    submitted_at_s: float | None = wire(_TIME, default=None)
+    started_at_s: float | None = wire(_TIME, default=None)
+    ended_at_s: float | None = wire(_TIME, default=None)
+    expected_start_s: float | None = wire(_TIME, default=None)
+    promised_start_s: float | None = wire(_TIME, default=None)
+    gpu_indices: tuple[int, ...] | None = wire(list_of(integer(), GPUS_MAX), default=None)
+    gpu_uuids: tuple[str, ...] | None = wire(list_of(_SHORT_TEXT, GPUS_MAX), default=None)
+    exit_code: int | None = wire(integer(), default=None)
+    exit_signal: int | None = wire(integer(), default=None)
+    cause: str | None = wire(_SHORT_TEXT, default=None)
+    cause_detail: str | None = wire(_ANY_TEXT, default=None)
+    cpu_user_s: float | None = wire(number(0, 2**53), default=None)
+    cpu_system_s: float | None = wire(number(0, 2**53), default=None)
+    max_rss_bytes: int | None = wire(_SIZE, default=None)
+    cwd: bytes | None = wire(_PATH, default=None)
+    output: bytes | None = wire(_PATH, default=None)
+    error: bytes | None = wire(_PATH, default=None)
+    argv: tuple[bytes, ...] | None = wire(_WORDS, default=None)
+    script_bytes: int | None = wire(_SIZE, default=None)
+    vram_peak_bytes: int | None = wire(_SIZE, default=None)
+    priority_parts: Mapping[str, Any] | None = wire(plain_map, default=None)
+    explanations: tuple[str, ...] | None = wire(_TEXTS, default=None)
+    events: tuple[JobEvent, ...] | None = wire(list_of(nested(JobEvent), 1_000), default=None)
 
     @property
     def id(self) -> int:
@@ -514,7 +514,7 @@ class JobView(Response):
 _JOB_VIEWS = list_of(nested(JobView), RESPONSE_JOBS_MAX)
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class JobsResult(Response):
     """A page of jobs; `total` counts all that passed the filters."""
 
@@ -522,7 +522,7 @@ class JobsResult(Response):
     total: int = wire(_COUNT)
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class QueueResult(Response):
     """A page of pending jobs in scheduling order; `total` counts all pending ones."""
 
@@ -530,7 +530,7 @@ class QueueResult(Response):
     total: int = wire(_COUNT)
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Outcome(Response):
     """What became of one id of a cancel or an update.
 
@@ -539,44 +539,44 @@ class Outcome(Response):
     """
 
     job_id: int = wire(_JOB_ID)
-    code: str | None = wire(_SHORT_TEXT, None)
-    text: str = wire(_ANY_TEXT, "")
-    state: JobState | None = wire(word(JobState), None)  # noqa: RUF009
+    code: str | None = wire(_SHORT_TEXT, default=None)
+    text: str = wire(_ANY_TEXT, default="")
+    state: JobState | None = wire(word(JobState), default=None)
 
 
 _OUTCOMES = list_of(nested(Outcome), IDS_MAX)
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class CancelResult(Response):
     """One outcome per id, in the order of the request."""
 
     outcomes: tuple[Outcome, ...] = wire(_OUTCOMES)
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class UpdateResult(Response):
     """One outcome per id, in the order of the request."""
 
     outcomes: tuple[Outcome, ...] = wire(_OUTCOMES)
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class WaitResult(Response):
     """The jobs as they are now; `timed_out` when not all are final."""
 
     jobs: tuple[JobView, ...] = wire(_JOB_VIEWS)
-    timed_out: bool = wire(boolean, False)
+    timed_out: bool = wire(boolean, default=False)
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class WatchResult(Response):
     """Events after `last_event_id` follow as notifications."""
 
     last_event_id: int = wire(_COUNT)
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class GpuView(Response):
     """One GPU. `used_bytes` is None when it cannot be read, which is not zero.
 
@@ -586,91 +586,91 @@ class GpuView(Response):
 
     index: int = wire(integer())
     uuid: str = wire(_SHORT_TEXT)
-    minor: int | None = wire(integer(), None)
-    model: str | None = wire(_SHORT_TEXT, None)
-    total_bytes: int | None = wire(_SIZE, None)
-    used_bytes: int | None = wire(_SIZE, None)
-    promised_bytes: int | None = wire(_SIZE, None)
-    foreign_bytes: int | None = wire(_SIZE, None)
-    state: str = wire(_SHORT_TEXT, "unknown")
-    reason: str | None = wire(_ANY_TEXT, None)
-    jobs: tuple[int, ...] = wire(list_of(_JOB_ID, 10_000), ())
-    utilization: float | None = wire(number(0, 100), None)
-    stale: bool = wire(boolean, False)
+    minor: int | None = wire(integer(), default=None)
+    model: str | None = wire(_SHORT_TEXT, default=None)
+    total_bytes: int | None = wire(_SIZE, default=None)
+    used_bytes: int | None = wire(_SIZE, default=None)
+    promised_bytes: int | None = wire(_SIZE, default=None)
+    foreign_bytes: int | None = wire(_SIZE, default=None)
+    state: str = wire(_SHORT_TEXT, default="unknown")
+    reason: str | None = wire(_ANY_TEXT, default=None)
+    jobs: tuple[int, ...] = wire(list_of(_JOB_ID, 10_000), default=())
+    utilization: float | None = wire(number(0, 100), default=None)
+    stale: bool = wire(boolean, default=False)
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class GpusResult(Response):
     """All GPUs of the inventory, by index."""
 
     gpus: tuple[GpuView, ...] = wire(list_of(nested(GpuView), 2 * GPUS_MAX))
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class UsageView(Response):
     """One user's account: decayed GPU-seconds, shares, and F in 0..1."""
 
     user: str = wire(_USER)
     usage_gpu_s: float = wire(number(0, 2**63))
-    uid: int | None = wire(_COUNT, None)
-    shares: float | None = wire(number(0, 2**53), None)
-    factor: float | None = wire(number(0, 1), None)
-    running_jobs: int | None = wire(_COUNT, None)
-    running_gpus: float | None = wire(number(0, 2**53), None)
-    pending_jobs: int | None = wire(_COUNT, None)
+    uid: int | None = wire(_COUNT, default=None)
+    shares: float | None = wire(number(0, 2**53), default=None)
+    factor: float | None = wire(number(0, 1), default=None)
+    running_jobs: int | None = wire(_COUNT, default=None)
+    running_gpus: float | None = wire(number(0, 2**53), default=None)
+    pending_jobs: int | None = wire(_COUNT, default=None)
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class UsageResult(Response):
     """The users, highest factor first."""
 
     users: tuple[UsageView, ...] = wire(list_of(nested(UsageView), 10_000))
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class StatsResult(Response):
     """Counters and gauges by name."""
 
     counters: Mapping[str, Any] = wire(plain_map)
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class DrainResult(Response):
     """The GPU after the drain."""
 
-    gpu: GpuView = wire(nested(GpuView))  # noqa: RUF009
+    gpu: GpuView = wire(nested(GpuView))
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class ResumeResult(Response):
     """The GPU after the resume."""
 
-    gpu: GpuView = wire(nested(GpuView))  # noqa: RUF009
+    gpu: GpuView = wire(nested(GpuView))
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class ReloadResult(Response):
     """The keys whose values changed."""
 
-    changed: tuple[str, ...] = wire(_TEXTS, ())
+    changed: tuple[str, ...] = wire(_TEXTS, default=())
 
 
 EVENT_METHOD = "event"
 EVENTS_DROPPED = "dropped"  # kind of the marker where a slow reader lost events
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Event(Response):
     """One notification after `watch`. kind "dropped" marks a gap; data.count says how many."""
 
     event_id: int = wire(_COUNT)
     at_s: float = wire(_TIME)
     kind: str = wire(_SHORT_TEXT)
-    job_id: int | None = wire(_JOB_ID, None)
-    gpu_uuid: str | None = wire(_SHORT_TEXT, None)
-    uid: int | None = wire(_COUNT, None)
-    text: str = wire(_ANY_TEXT, "")
-    data: Mapping[str, Any] | None = wire(plain_map, None)
+    job_id: int | None = wire(_JOB_ID, default=None)
+    gpu_uuid: str | None = wire(_SHORT_TEXT, default=None)
+    uid: int | None = wire(_COUNT, default=None)
+    text: str = wire(_ANY_TEXT, default="")
+    data: Mapping[str, Any] | None = wire(plain_map, default=None)
 
 
 METHODS: dict[str, tuple[type[Request], type[Response]]] = {
