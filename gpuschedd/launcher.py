@@ -55,7 +55,7 @@ class Launcher(Protocol):
     def wake(self, pidfd: int) -> None:
         """Make the supervisor read its orders. Nothing happens when it is gone."""
 
-    def stop(self, job_dir: JobDir, pidfd: int) -> None:
+    def stop(self, claim: Claim) -> None:
         """End a supervisor that does not obey its orders; its processes are then leftovers."""
 
     def leftovers(
@@ -113,9 +113,13 @@ class DirectLauncher:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(pidfd, signal.SIGUSR1)
 
-    def stop(self, job_dir: JobDir, pidfd: int) -> None:  # noqa: ARG002
+    def stop(self, claim: Claim) -> None:
+        pidfd = self.attach(claim)
+        if pidfd is None:
+            return
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        os.close(pidfd)
 
     def leftovers(
         self, job_id: int, attempt: int, instance: str, uid: int, started: Started | None

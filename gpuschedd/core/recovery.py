@@ -23,12 +23,12 @@ class ClaimKind(Enum):
 class Recovery(Enum):
     """What the controller does next."""
 
-    # Take the claim first. If it turns out to be a supervisor's, look and ask again.
+    # Nobody holds it: take the claim, then look and ask again, for a supervisor may be faster.
     REQUEUE_AFTER_FENCE = "requeue_after_fence"
     CANCEL_AFTER_FENCE = "cancel_after_fence"
     # Nothing ran and nothing can: PENDING again with the next attempt, or CANCELLED.
     REQUEUE = "requeue"
-    CANCEL = "cancel"
+    CANCELLED = "cancelled"
     # The supervisor lives: watch it, and write the orders again.
     ADOPT = "adopt"
     # The end is known.
@@ -54,7 +54,11 @@ class Facts:
 
     @property
     def unclaimed(self) -> bool:
-        return self.claim is not ClaimKind.SUPERVISOR
+        return self.claim is ClaimKind.NONE
+
+    @property
+    def fenced(self) -> bool:
+        return self.claim is ClaimKind.DAEMON
 
 
 # `started` is durable before anything of the user's runs, so its absence proves that nothing did,
@@ -62,11 +66,13 @@ class Facts:
 TABLE: tuple[tuple[Callable[[Facts], bool], Recovery], ...] = (
     (lambda f: f.unclaimed and f.cancel_requested, Recovery.CANCEL_AFTER_FENCE),
     (lambda f: f.unclaimed, Recovery.REQUEUE_AFTER_FENCE),
+    (lambda f: f.fenced and f.cancel_requested, Recovery.CANCELLED),
+    (lambda f: f.fenced, Recovery.REQUEUE),
     (lambda f: f.supervisor_alive, Recovery.ADOPT),
     (lambda f: f.exit, Recovery.FINAL_FROM_EXIT),
     (lambda f: f.ended and f.processes_left, Recovery.WAIT_FOR_PROCESSES),
     (lambda f: f.ended, Recovery.FINAL_FROM_ENDED),
-    (lambda f: not f.started and f.cancel_requested, Recovery.CANCEL),
+    (lambda f: not f.started and f.cancel_requested, Recovery.CANCELLED),
     (lambda f: not f.started, Recovery.REQUEUE),
     (lambda f: f.processes_left, Recovery.WAIT_FOR_PROCESSES),
     (lambda f: f.started, Recovery.NODE_FAIL),
