@@ -1,0 +1,238 @@
+"""gq: who runs, who waits and why; one job in full; the GPUs; the fair-share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpusched_client.command import (
+    CONTEXT_SETTINGS,
+    Command,
+    answer,
+    note,
+    own_uid,
+    terminal_width,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from gpusched_client.connection import Client
+    from gpusched_client.protocol import JobsResult, JobView
+    from gpusched_client.render import View
+
+RECENT_S = 600  # ended jobs stay visible for so long
+SHOWN_MAX = 50
+
+
+@click.command(
+    cls=Command,
+    name="gq",
+    context_settings=CONTEXT_SETTINGS,
+    epilog="Jobs are written 7, 1-3,7, @ (your last job), @~1 (the one before). "
+    "A * marks your own.",
+)
+@click.option("--me", is_flag=True, help="Only your jobs.")
+@click.option("-u", "--user", "users", metavar="USERS", help="Only jobs of these users.")
+@click.option("--state", metavar="STATES", help="Only these states, such as PD,R or final.")
+@click.option("--name", metavar="NAME", help="Only jobs of this name.")
+@click.option(
+    "-n",
+    "--limit",
+    type=click.IntRange(1, 1000),
+    metavar="N",
+    help="Show so many (50; with --json 1000).",
+)
+@click.option("--format", "columns", metavar="COLUMNS", help="Such as JOBID,NAME,ST,EXIT.")
+@click.option("--status", metavar="ID", help="One word: running, success or failed.")
+@click.option("--gpus", is_flag=True, help="The GPUs instead of the jobs.")
+@click.option("--usage", is_flag=True, help="Fair-share: usage, share and factor of each user.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
+@click.argument("words", nargs=-1, metavar="[IDS]...")
+def cli(words: tuple[str, ...], **options: Any) -> int:
+    """Show everybody's live jobs and those that ended in the last 10 minutes.
+
+    With one id, explain that job: why it waits, when it starts, how it ended.
+    """
+    _check(words, options)
+    from gpusched_client.connection import Client
+
+    with Client() as client:
+        if options["gpus"]:
+            _gpus(client, options)
+        elif options["usage"]:
+            _usage(client, options)
+        elif options["status"] is not None:
+            _status(client, options)
+        elif words:
+            _named(client, words, options)
+        else:
+            _listing(client, options)
+    return 0
+
+
+def _check(words: Sequence[str], options: dict[str, Any]) -> None:
+    """Refuse questions that exclude each other, before anybody is asked."""
+    kinds = [name for name in ("gpus", "usage", "status") if options[name]]
+    filters = [name for name in ("me", "users", "state", "name", "limit") if options[name]]
+    if len(kinds) + bool(words) > 1:
+        raise click.UsageError("ids, --gpus, --usage and --status exclude each other.")
+    if (kinds or words) and filters:
+        raise click.UsageError(f"--{filters[0]} narrows the list of jobs and fits nothing else.")
+    if options["me"] and options["users"]:
+        raise click.UsageError("--me and -u exclude each other.")
+
+
+def _view() -> View:
+    import time
+
+    from gpusched_client.render import View
+
+    return View(now_s=time.time(), uid=own_uid(), width=terminal_width())
+
+
+def _gpus(client: Client, options: dict[str, Any]) -> None:
+    from gpusched_client.render import gpus_table, json_text
+
+    gpus = client.gpus()
+    answer(json_text({"gpus": gpus}) if options["as_json"] else gpus_table(gpus, terminal_width()))
+
+
+def _usage(client: Client, options: dict[str, Any]) -> None:
+    from gpusched_client.render import json_text, usage_table
+
+    users = client.usage()
+    as_json = options["as_json"]
+    answer(json_text({"users": users}) if as_json else usage_table(users, terminal_width()))
+
+
+def _ids(client: Client, words: Iterable[str]) -> tuple[int, ...]:
+    from gpusched_client.jobspec import parse_ids
+    from gpusched_client.lookup import recent_ids
+
+    return parse_ids(words, lambda count: recent_ids(client, count))
+
+
+def _status(client: Client, options: dict[str, Any]) -> None:
+    from gpusched_client.render import json_text, status_word
+
+    ids = _ids(client, [options["status"]])
+    if len(ids) != 1:
+        raise click.BadParameter("name one job", param_hint="--status")
+    word = status_word(client.job(ids[0]))
+    answer(json_text({"status": word}) if options["as_json"] else f"{word}\n")
+
+
+def _named(client: Client, words: Sequence[str], options: dict[str, Any]) -> None:
+    """One job in full, or a table of several."""
+    ids = _ids(client, words)
+    if len(ids) == 1 and options["columns"] is None:
+        from gpusched_client.render import job_detail, json_text
+
+        job = client.job(ids[0])
+        answer(json_text(job) if options["as_json"] else job_detail(job, _view()))
+        return
+    from gpusched_client.errors import Invalid, NotFound
+    from gpusched_client.protocol import IDS_MAX
+
+    if len(ids) > IDS_MAX:
+        raise Invalid(f"{len(ids)} jobs; the limit is {IDS_MAX} at once")
+    result = client.jobs(ids)
+    _show(sorted(result.jobs, key=lambda job: job.job_id), len(result.jobs), options)
+    missing = sorted(set(ids) - {job.job_id for job in result.jobs})
+    if missing:
+        raise NotFound(f"no such job: {', '.join(map(str, missing[:10]))}")
+
+
+def _listing(client: Client, options: dict[str, Any]) -> None:
+    limit = options["limit"] or (1000 if options["as_json"] else SHOWN_MAX)
+    result = _matching(client, options)
+    jobs = sorted(result.jobs, key=_listing_order)
+    if result.total > len(jobs) and not _is_filtered(options):
+        jobs = _head_of_long_list(client, limit)
+    _show(jobs[:limit], result.total, options)
+
+
+def _is_filtered(options: dict[str, Any]) -> bool:
+    return any(options[name] for name in ("me", "users", "state", "name"))
+
+
+def _matching(client: Client, options: dict[str, Any]) -> JobsResult:
+    from gpusched_client.jobspec import parse_states
+
+    users = [str(own_uid())] if options["me"] else None
+    if options["users"]:
+        users = [
+            str(own_uid()) if user == "me" else user.strip() for user in options["users"].split(",")
+        ]
+    states = parse_states(options["state"]) if options["state"] else None
+    # States that are asked for by name are shown however old they are.
+    recent_s = RECENT_S if states is None else None
+    return client.jobs(users=users, states=states, name=options["name"], ended_within_s=recent_s)
+
+
+def _head_of_long_list(client: Client, limit: int) -> list[JobView]:
+    """What runs, then the head of the queue: of a long list the newest are the least telling."""
+    from gpusched_client.terms import JobState
+
+    active = (JobState.RUNNING, JobState.COMPLETING, JobState.CONFIGURING)
+    running = client.jobs(states=active).jobs
+    waiting = client.queue(limit=limit).jobs
+    return [*sorted(running, key=_listing_order), *waiting]
+
+
+_RANK = {"RUNNING": 0, "COMPLETING": 0, "CONFIGURING": 0, "PENDING": 1}
+
+
+def _listing_order(job: JobView) -> tuple[int, float, int]:
+    """Running first, then the queue in its order, then what has ended, newest end last."""
+    rank = _RANK.get(job.state.value, 2)
+    place = float("inf") if job.queue_position is None else job.queue_position
+    if rank == 0:
+        place = 0
+    if rank == 2:
+        place = job.ended_at_s or 0
+    return rank, place, job.job_id
+
+
+def _show(jobs: Sequence[JobView], total: int, options: dict[str, Any]) -> None:
+    from gpusched_client.render import jobs_table, json_text
+
+    if options["as_json"]:
+        answer(json_text({"jobs": jobs, "total": total}))
+        return
+    answer(jobs_table(jobs, _view(), _columns(options["columns"])))
+    if len(jobs) < total:
+        note(f"showing {len(jobs)} of {total}")
+
+
+# squeue's letters for those whose fingers know them
+_LETTERS = {
+    "i": "JOBID", "A": "JOBID", "j": "NAME", "u": "USER", "t": "ST", "T": "STATE", "M": "ELAPSED",
+    "l": "LIMIT", "S": "START", "R": "GPU/REASON", "r": "REASON", "b": "GPUS", "Q": "PRIORITY",
+    "V": "SUBMITTED", "e": "ENDED", "o": "COMMAND", "Z": "DIRECTORY", "U": "UID", "y": "NICE",
+}  # fmt: skip
+
+
+def _columns(text: str | None) -> Sequence[str]:
+    """Columns by name, separated by commas or spaces, or by squeue's letters ("%i %j %t")."""
+    from gpusched_client.render import COLUMNS, DEFAULT_COLUMNS
+
+    if text is None:
+        return DEFAULT_COLUMNS
+    columns = []
+    for word in text.replace(",", " ").split():
+        name = _LETTERS.get(word.lstrip("%.0123456789")) if word.startswith("%") else word.upper()
+        if name not in COLUMNS:
+            raise click.BadParameter(
+                f"{word!r} is no column; use {', '.join(COLUMNS)}", param_hint="--format"
+            )
+        columns.append(name)
+    if not columns:
+        raise click.BadParameter("no column", param_hint="--format")
+    return columns
+
+
+if __name__ == "__main__":
+    cli()
