@@ -211,18 +211,6 @@ class RunningJob:
     stuck: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """What decides whether a request fits, limit apart."""
-
-    gpus: int
-    vram_bytes: int | None
-    gpu_model: str | None
-    exclusive: bool
-    topology: Topology
-    card_bytes: int
-
-
 @dataclass(frozen=True)
 class UserQueue:
     """One user's eligible jobs in own order: one tuple, shared between snapshots.
@@ -310,7 +298,6 @@ class Snapshot:
     running: tuple[RunningJob, ...]
     queues: QueueView
     standings: Mapping[int, Standing]
-    cpu_running: int = 0
     promise: Promise | None = None
     reservation: Reservation | None = None  # of the pass before: for its `since_s`
 
@@ -351,32 +338,30 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Residue:
-    """One GPU in service when all that ends has ended: what no planned end ever frees."""
+    """One GPU when all that ends has ended: what no planned end ever frees.
+
+    `alone`: a whole or exclusive job stays on it. Only for GPUs on which something stays.
+    """
 
     uuid: GpuUuid
-    model: str
-    total_bytes: int
     headroom_bytes: int
     jobs: int
     uids: frozenset[int]
-    alone: bool  # a whole or exclusive job stays on it, or it cannot be shared and has one
+    alone: bool
     whole_idle: bool
-    island: int | None
 
 
 @dataclass(frozen=True)
 class Horizon:
-    """Which jobs have a known shadow time and are within their user's limit.
+    """Which jobs have a known shadow time and are within their user's limit (horizon.counts).
 
     Only these take a place in the age window and cap those behind them. `rooms` holds, for users
     with a limit, what they may still take: uid -> (GPUs, jobs). Comparable: an unchanged one costs
     nothing.
     """
 
+    gpus: tuple[Gpu, ...]
     residues: tuple[Residue, ...]
-    max_jobs_per_gpu: int
-    margin_bytes: int
-    across_users: bool
     rooms: Mapping[int, tuple[float, float]] = field(default_factory=dict)
 
 

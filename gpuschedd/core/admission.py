@@ -1,0 +1,161 @@
+"""Admission: what could never run is refused at the door, with the numbers and the cure.
+
+Owns feasibility against the largest inventory ever seen. Knows no queue and nothing that runs now.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+
+from gpusched_client.errors import Infeasible, Invalid
+from gpuschedd.core.model import (
+    AdmittedRequest,
+    CardKind,
+    Gpu,
+    Inventory,
+    Policy,
+    Request,
+    Topology,
+)
+from gpuschedd.core.reasons import duration, gib, plural
+from gpuschedd.core.timeline import model_matches
+
+GPUS_MAX = 4096
+
+_KindKey = tuple[str, int, int]
+
+
+def seen(inventory: Inventory, gpus: Iterable[Gpu]) -> Inventory:
+    """The largest inventory ever seen, these GPUs included. GPUs in any state count: they exist."""
+    counts: Counter[_KindKey] = Counter()
+    islands: Counter[tuple[_KindKey, int]] = Counter()
+    for gpu in gpus:
+        key = (gpu.model, gpu.total_bytes, gpu.capacity_bytes)
+        counts[key] += 1
+        if gpu.island is not None:
+            islands[key, gpu.island] += 1
+    largest: dict[_KindKey, int] = {}
+    for (key, _island), count in islands.items():
+        largest[key] = max(largest.get(key, 0), count)
+    for kind in inventory.kinds:
+        key = (kind.model, kind.total_bytes, kind.capacity_bytes)
+        counts[key] = max(counts[key], kind.count)
+        largest[key] = max(largest.get(key, 0), kind.largest_island)
+    return Inventory(
+        tuple(CardKind(*key, counts[key], largest.get(key, 0)) for key in sorted(counts))
+    )
+
+
+def admit(
+    request: Request, inventory: Inventory, policy: Policy, *, admin: bool = False
+) -> AdmittedRequest:
+    """The request as it will be placed. Raises Invalid or Infeasible.
+
+    With no inventory yet everything well-formed is accepted and waits. `admin` may exceed
+    `max_time_limit_s`.
+    """
+    _check_form(request)
+    if not admin:
+        _check_limit(request, policy)
+    if request.gpus == 0 or not inventory.kinds:
+        return AdmittedRequest(request)
+    kinds = _of_model(request, inventory)
+    if request.vram_bytes is None:
+        _check_count(request, [kind for kind in kinds if kind.total_bytes >= request.card_bytes])
+        return AdmittedRequest(request)
+    return _admit_shared(request, request.vram_bytes, kinds, policy)
+
+
+def _check_form(request: Request) -> None:
+    if not 0 <= request.gpus <= GPUS_MAX:
+        raise Invalid(f"{request.gpus} GPUs; it must be 0 to {GPUS_MAX}.", {"path": "gpus"})
+    vram = request.vram_bytes
+    if vram is not None and vram <= 0:
+        raise Invalid(
+            f"vram of {vram} bytes; it must be above 0. Leave --vram out for whole GPUs.",
+            {"path": "vram_bytes"},
+        )
+    if vram is not None and request.gpus == 0:
+        raise Invalid("--vram needs at least one GPU.", {"path": "vram_bytes"})
+    limit_s = request.time_limit_s
+    if limit_s is not None and not 0 < limit_s < float("inf"):
+        raise Invalid(
+            f"a time limit of {limit_s} s; it must be above 0. Use unlimited for none.",
+            {"path": "time_limit_s"},
+        )
+
+
+def _check_limit(request: Request, policy: Policy) -> None:
+    most_s, limit_s = policy.max_time_limit_s, request.time_limit_s
+    if most_s is None or (limit_s is not None and limit_s <= most_s):
+        return
+    asked = "no time limit" if limit_s is None else f"a time limit of {duration(limit_s)}"
+    raise Infeasible(
+        f"asks {asked}; the longest here is {duration(most_s)}. Lower --time.",
+        {"time_limit_s": limit_s, "max_time_limit_s": most_s},
+    )
+
+
+def _of_model(request: Request, inventory: Inventory) -> list[CardKind]:
+    wanted = request.gpu_model
+    if wanted is None:
+        return list(inventory.kinds)
+    kinds = [kind for kind in inventory.kinds if model_matches(wanted, kind.model)]
+    if not kinds:
+        models = ", ".join(sorted({kind.model for kind in inventory.kinds}))
+        raise Infeasible(
+            f'asks model "{wanted}"; this host has {models}. Change --gpu-model.',
+            {"gpu_model": wanted, "models": models},
+        )
+    return kinds
+
+
+def _check_count(request: Request, kinds: list[CardKind]) -> None:
+    """Enough GPUs among these kinds, and inside one NVLink island where that is asked."""
+    count = sum(kind.count for kind in kinds)
+    if request.gpus > count:
+        what = "" if request.gpu_model is None else f" of model {request.gpu_model}"
+        raise Infeasible(
+            f"asks {plural(request.gpus, 'GPU')}; this host has {count}{what}. Lower --gpus.",
+            {"gpus": request.gpus, "gpus_here": count},
+        )
+    island = max((kind.largest_island for kind in kinds), default=0)
+    if request.topology is Topology.NVLINK and request.gpus > max(1, island):
+        raise Infeasible(
+            f"asks {request.gpus} GPUs joined by NVLink; the largest such set here has {island}. "
+            "Lower --gpus or leave --topology out.",
+            {"gpus": request.gpus, "nvlink_gpus": island},
+        )
+
+
+def _admit_shared(
+    request: Request, vram: int, kinds: list[CardKind], policy: Policy
+) -> AdmittedRequest:
+    """Shared where enough cards have room for it and the margin; else whole cards of that size."""
+    roomy = [kind for kind in kinds if vram + policy.margin_bytes <= kind.capacity_bytes]
+    if roomy and sum(kind.count for kind in roomy) >= request.gpus:
+        _check_count(request, roomy)
+        return AdmittedRequest(request)
+    large = [kind for kind in kinds if vram <= kind.total_bytes]
+    if not large:
+        most = max(kind.total_bytes for kind in kinds)
+        raise Infeasible(
+            f"asks {gib(vram)} on one GPU; the largest here has {gib(most)}. Lower --vram.",
+            {"vram_bytes": vram, "largest_bytes": most},
+        )
+    if sum(kind.count for kind in large) < request.gpus:
+        count = sum(kind.count for kind in large)
+        raise Infeasible(
+            f"asks {request.gpus} GPUs with {gib(vram)} each; this host has {count} of that size. "
+            "Lower --gpus or --vram.",
+            {"gpus": request.gpus, "gpus_here": count, "vram_bytes": vram},
+        )
+    whole = replace(request, vram_bytes=None, card_bytes=vram)
+    _check_count(whole, large)
+    return AdmittedRequest(
+        whole,
+        f"{gib(vram)} leaves no room for the margin of {gib(policy.margin_bytes)} on a shared "
+        f"GPU: the job takes {plural(request.gpus, 'whole GPU')}",
+    )

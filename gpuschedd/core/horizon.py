@@ -1,0 +1,133 @@
+"""Horizon: which waiting jobs count in their user's list, seen from what never ends.
+
+A job of unknown shadow time (or over its user's limit) takes no place in the age window and does
+not cap those behind it. Owns that one question; knows no planned end and no order.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from gpuschedd.core.model import (
+    NEVER_S,
+    Gpu,
+    GpuState,
+    Horizon,
+    Policy,
+    Request,
+    Residue,
+    Snapshot,
+    Topology,
+    UserLimit,
+    Waiting,
+)
+from gpuschedd.core.timeline import Host, Need, card_suits
+
+NO_LIMIT = UserLimit()
+
+
+class HorizonView:
+    """Answers `counts` for one horizon, once per shape."""
+
+    def __init__(self, horizon: Horizon | None, policy: Policy) -> None:
+        self.horizon = horizon
+        self._policy = policy
+        self._known: dict[Need, bool] = {}
+        self._rooms: Mapping[int, tuple[float, float]] = horizon.rooms if horizon else {}
+        self._residues = {r.uuid: r for r in horizon.residues} if horizon else {}
+        self._users_matter = not policy.across_users and bool(self._residues)
+
+    def counts(self, job: Waiting) -> bool:
+        """True if the job is within its user's limit and something planned lets it start."""
+        request = job.request
+        room = self._rooms.get(job.uid)
+        if room is not None and (request.gpus > room[0] or room[1] < 1):
+            return False
+        return self.known(request, job.uid)
+
+    def known(self, request: Request, uid: int) -> bool:
+        """True if the shadow time of such a request is known."""
+        vram = request.vram_bytes
+        need = Need(
+            request.gpus,
+            vram is None,
+            0 if vram is None else vram + self._policy.margin_bytes,
+            request.exclusive,
+            request.gpu_model,
+            request.card_bytes,
+            request.topology is Topology.NVLINK,
+            uid if self._users_matter else -1,
+        )
+        known = self._known.get(need)
+        if known is None:
+            known = self._known[need] = self.horizon is None or self._enough(self.horizon, need)
+        return known
+
+    def _enough(self, horizon: Horizon, need: Need) -> bool:
+        usable = [gpu for gpu in horizon.gpus if self._ever_free(gpu, need)]
+        if not need.nvlink or need.gpus == 1:
+            return len(usable) >= need.gpus
+        islands = Counter(gpu.island for gpu in usable if gpu.island is not None)
+        return any(count >= need.gpus for count in islands.values())
+
+    def _ever_free(self, gpu: Gpu, need: Need) -> bool:
+        if gpu.state is not GpuState.OK or not card_suits(gpu, need):
+            return False
+        residue = self._residues.get(gpu.uuid)
+        return residue is None or self._fits_beside(gpu, residue, need)
+
+    def _fits_beside(self, gpu: Gpu, residue: Residue, need: Need) -> bool:
+        if need.whole:
+            return residue.jobs == 0 and residue.whole_idle
+        if residue.headroom_bytes < need.bytes or residue.alone:
+            return False
+        if residue.jobs == 0:
+            return True
+        if need.exclusive or not gpu.shareable or residue.jobs >= self._policy.max_jobs_per_gpu:
+            return False
+        return need.uid == -1 or residue.uids <= {need.uid}
+
+
+Rooms = dict[int, tuple[float, float]]
+
+
+def rooms_of(snapshot: Snapshot) -> Rooms:
+    """What users with a limit may still take. A live promise counts as taken."""
+    limited = {uid: s.limit for uid, s in snapshot.standings.items() if s.limit != NO_LIMIT}
+    if not limited:
+        return {}
+    gpus: Counter[int] = Counter()
+    jobs: Counter[int] = Counter()
+    for job in snapshot.running:
+        gpus[job.uid] += len(job.grants)
+        jobs[job.uid] += 1
+    holder = promised_job(snapshot)
+    if holder is not None:
+        gpus[holder.uid] += holder.request.gpus
+        jobs[holder.uid] += 1
+    return {
+        uid: (
+            NEVER_S if limit.max_gpus is None else limit.max_gpus - gpus[uid],
+            NEVER_S if limit.max_jobs is None else limit.max_jobs - jobs[uid],
+        )
+        for uid, limit in sorted(limited.items())
+    }
+
+
+def promised_job(snapshot: Snapshot) -> Waiting | None:
+    """The waiting job that holds the live promise."""
+    if snapshot.promise is None:
+        return None
+    job_id = snapshot.promise.job_id
+    for queue in snapshot.queues.gpu:
+        for job in queue.jobs:
+            if job.job_id == job_id:
+                return job
+    return None
+
+
+def start_horizon(snapshot: Snapshot, policy: Policy) -> Horizon:
+    """The horizon before the pass starts anything."""
+    residues = Host(snapshot, policy).residues()
+    return Horizon(gpus=snapshot.gpus, residues=residues, rooms=rooms_of(snapshot))

@@ -1,0 +1,250 @@
+"""Queues: every user's own list of eligible jobs, and the age window at its head.
+
+Owns the order inside a list and the age bookkeeping. Knows no other user's list, no GPU and no F.
+All changes return the rows whose bookkeeping changed, so that a caller stores just these; a restore
+from these rows gives the identical state.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable
+from dataclasses import replace
+
+from gpusched_client.terms import JobId
+from gpuschedd.core.horizon import HorizonView
+from gpuschedd.core.model import Horizon, Order, Policy, QueueView, UserQueue, Waiting
+
+_Key = tuple[float, float, int]
+
+
+def rested(waiting: Waiting, now_s: float) -> Waiting:
+    """The job with its age reset: after a hold, an edit, a begin time or a dependency."""
+    return replace(waiting, eligible_since_s=now_s, age_gained_s=0.0, window_since_s=None)
+
+
+def age_s(waiting: Waiting, now_s: float) -> float:
+    """The age the job has gained by now_s."""
+    if waiting.window_since_s is None:
+        return waiting.age_gained_s
+    return waiting.age_gained_s + max(0.0, now_s - waiting.window_since_s)
+
+
+def _leave(waiting: Waiting, now_s: float) -> Waiting:
+    """Leaving the window freezes the age."""
+    if waiting.window_since_s is None:
+        return waiting
+    return replace(waiting, age_gained_s=age_s(waiting, now_s), window_since_s=None)
+
+
+class _Own:
+    """One user's list. `keys` is sorted and parallel to `jobs`; `window` holds keys, in order."""
+
+    __slots__ = ("jobs", "keys", "shared", "uid", "user", "view", "whole", "window")
+
+    def __init__(self, uid: int, user: str) -> None:
+        self.uid = uid
+        self.user = user
+        self.keys: list[_Key] = []
+        self.jobs: dict[_Key, Waiting] = {}
+        self.window: list[_Key] = []
+        self.whole: dict[int, int] = {}  # GPUs asked -> how many whole-GPU jobs ask them
+        self.shared: dict[int, int] = {}  # bytes asked -> how many shared jobs ask them
+        self.view: UserQueue | None = None
+
+    def put(self, key: _Key, waiting: Waiting) -> None:
+        if key not in self.jobs:
+            insort(self.keys, key)
+            self._count(waiting, 1)
+        self.jobs[key] = waiting
+        self.view = None
+
+    def drop(self, key: _Key) -> Waiting:
+        waiting = self.jobs.pop(key)
+        del self.keys[bisect_left(self.keys, key)]
+        self._count(waiting, -1)
+        self.view = None
+        return waiting
+
+    def _count(self, waiting: Waiting, by: int) -> None:
+        request = waiting.request
+        vram = request.vram_bytes
+        counts, ask = (self.whole, request.gpus) if vram is None else (self.shared, vram)
+        left = counts.get(ask, 0) + by
+        if left:
+            counts[ask] = left
+        else:
+            del counts[ask]
+
+    def freeze(self) -> UserQueue:
+        if self.view is None:
+            jobs = self.jobs
+            self.view = UserQueue(
+                uid=self.uid,
+                user=self.user,
+                jobs=tuple([jobs[key] for key in self.keys]),
+                whole_gpus_min=min(self.whole, default=None),
+                shared_bytes_min=min(self.shared, default=None),
+            )
+        return self.view
+
+
+class Queues:
+    """All users' lists. A job is in it while it is eligible."""
+
+    def __init__(self, policy: Policy, horizon: Horizon | None = None) -> None:
+        self._window_jobs = policy.age_jobs_per_user
+        self._fcfs = policy.order is Order.FCFS
+        self._policy = policy
+        self._horizon = HorizonView(horizon, policy)
+        self._gpu: dict[int, _Own] = {}
+        self._cpu: dict[int, _Own] = {}
+        self._keys: dict[JobId, tuple[_Own, _Key]] = {}
+        self._view: QueueView | None = None
+
+    @classmethod
+    def restore(
+        cls, policy: Policy, rows: Iterable[Waiting], horizon: Horizon | None = None
+    ) -> Queues:
+        """The state that stored rows describe; who is inside a window is in the rows.
+
+        Without a horizon all jobs count until the first `settle`.
+        """
+        queues = cls(policy, horizon)
+        for waiting in rows:
+            own, key = queues._place(waiting)
+            if waiting.window_since_s is not None and own.uid in queues._gpu:
+                insort(own.window, key)
+        return queues
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __contains__(self, job_id: JobId) -> bool:
+        return job_id in self._keys
+
+    def get(self, job_id: JobId) -> Waiting | None:
+        """The job as it stands in its list."""
+        found = self._keys.get(job_id)
+        return None if found is None else found[0].jobs[found[1]]
+
+    def insert(self, waiting: Waiting, now_s: float) -> tuple[Waiting, ...]:
+        """A job becomes eligible. It keeps the age it brings (`rested` resets it)."""
+        assert waiting.job_id not in self._keys
+        own, key = self._place(replace(waiting, window_since_s=None))
+        changed = self._enter_new(own, key, now_s) if waiting.request.gpus else {}
+        changed[key] = own.jobs[key]
+        return tuple(changed.values())
+
+    def remove(self, job_id: JobId, now_s: float) -> tuple[Waiting, ...]:
+        """A job leaves (started, held, cancelled, edited); its row comes back frozen, first."""
+        own, key = self._keys.pop(job_id)
+        inside = own.jobs[key].window_since_s is not None
+        gone = _leave(own.drop(key), now_s)
+        changed: dict[_Key, Waiting] = {}
+        if inside:
+            del own.window[bisect_left(own.window, key)]
+            self._fill(own, key, now_s, changed)
+        if not own.keys:
+            lists = self._gpu if gone.request.gpus else self._cpu
+            del lists[own.uid]
+        self._view = None
+        return (gone, *changed.values())
+
+    def update(self, waiting: Waiting, now_s: float) -> tuple[Waiting, ...]:
+        """Re-insert a changed job: one call for remove and insert. Age as `waiting` brings it.
+
+        An unchanged place keeps the window; otherwise the age gained so far is kept unless the
+        caller reset it (`rested`).
+        """
+        old = {row.job_id: row for row in self.remove(waiting.job_id, now_s)}
+        new = {row.job_id: row for row in self.insert(_leave(waiting, now_s), now_s)}
+        return tuple((old | new).values())
+
+    def settle(self, horizon: Horizon, now_s: float) -> tuple[Waiting, ...]:
+        """Apply a Plan's horizon: jobs that do not count leave the windows, others move up."""
+        if horizon == self._horizon.horizon:
+            return ()
+        self._horizon = HorizonView(horizon, self._policy)
+        changed: dict[_Key, Waiting] = {}
+        for _uid, own in sorted(self._gpu.items()):
+            self._rebuild(own, now_s, changed)
+        return tuple(changed.values())
+
+    def view(self) -> QueueView:
+        """All lists, frozen; an unchanged user's tuple is the same object as before."""
+        if self._view is None:
+            self._view = QueueView(
+                gpu=tuple([own.freeze() for _uid, own in sorted(self._gpu.items())]),
+                cpu=tuple([own.freeze() for _uid, own in sorted(self._cpu.items())]),
+            )
+        return self._view
+
+    def _key(self, waiting: Waiting) -> _Key:
+        return (0 if self._fcfs else waiting.nice, waiting.eligible_since_s, waiting.job_id)
+
+    def _place(self, waiting: Waiting) -> tuple[_Own, _Key]:
+        lists = self._gpu if waiting.request.gpus else self._cpu
+        own = lists.get(waiting.uid)
+        if own is None:
+            own = lists[waiting.uid] = _Own(waiting.uid, waiting.user)
+        key = self._key(waiting)
+        own.put(key, waiting)
+        self._keys[waiting.job_id] = (own, key)
+        self._view = None
+        return own, key
+
+    def _full(self, own: _Own) -> bool:
+        return 0 < self._window_jobs <= len(own.window)
+
+    def _enter_new(self, own: _Own, key: _Key, now_s: float) -> dict[_Key, Waiting]:
+        """Only a job before the window's last, or with room left, changes the window."""
+        changed: dict[_Key, Waiting] = {}
+        full = self._full(own)
+        if (full and key > own.window[-1]) or not self._horizon.counts(own.jobs[key]):
+            return changed
+        if full:
+            self._out(own, own.window.pop(), now_s, changed)
+        self._in(own, key, now_s, changed)
+        return changed
+
+    def _fill(self, own: _Own, gone: _Key, now_s: float, changed: dict[_Key, Waiting]) -> None:
+        """Fill the place of `gone` with the first counting job behind the window.
+
+        All that count and stand before the window's last are inside already.
+        """
+        if self._window_jobs == 0:
+            return
+        last = max(gone, own.window[-1]) if own.window else gone
+        for at in range(bisect_left(own.keys, last), len(own.keys)):
+            key = own.keys[at]
+            if own.jobs[key].window_since_s is None and self._horizon.counts(own.jobs[key]):
+                self._in(own, key, now_s, changed)
+                return
+
+    def _rebuild(self, own: _Own, now_s: float, changed: dict[_Key, Waiting]) -> None:
+        window: list[_Key] = []
+        for key in own.keys:
+            if 0 < self._window_jobs <= len(window):
+                break
+            if self._horizon.counts(own.jobs[key]):
+                window.append(key)
+        for key in set(own.window).difference(window):
+            self._out(own, key, now_s, changed)
+        fresh = [key for key in window if own.jobs[key].window_since_s is None]
+        own.window = [key for key in window if own.jobs[key].window_since_s is not None]
+        for key in fresh:
+            self._in(own, key, now_s, changed)
+
+    def _in(self, own: _Own, key: _Key, now_s: float, changed: dict[_Key, Waiting]) -> None:
+        insort(own.window, key)
+        self._store(own, key, replace(own.jobs[key], window_since_s=now_s), changed)
+
+    def _out(self, own: _Own, key: _Key, now_s: float, changed: dict[_Key, Waiting]) -> None:
+        self._store(own, key, _leave(own.jobs[key], now_s), changed)
+
+    def _store(self, own: _Own, key: _Key, waiting: Waiting, changed: dict[_Key, Waiting]) -> None:
+        own.jobs[key] = waiting
+        own.view = None
+        self._view = None
+        changed[key] = waiting

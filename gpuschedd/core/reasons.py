@@ -1,0 +1,156 @@
+"""Reasons: why a job waits, as a code, a sentence and numbers.
+
+Owns the wording. Decides nothing: it is told what the pass found. No sentence holds a time of day;
+`expected_at_s` and its like are scheduler times in the numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from gpusched_client.terms import JobId, PendingReason
+from gpuschedd.core.model import GIB, Gpu, GpuState, Reason
+from gpuschedd.core.timeline import Host, Need, Slot
+
+NAMED_MAX = 8
+
+
+def gib(count: int) -> str:
+    """Bytes for people: "18 GiB", "0.5 GiB"."""
+    return f"{count / GIB:.1f}".removesuffix(".0") + " GiB"
+
+
+def plural(count: int, noun: str) -> str:
+    """ "1 GPU", "2 GPUs"."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def named(job_ids: Iterable[JobId]) -> str:
+    """ "job 3", "jobs 3, 4 and 5"."""
+    ids = list(job_ids)
+    if len(ids) == 1:
+        return f"job {ids[0]}"
+    shown = [str(job_id) for job_id in ids[:NAMED_MAX]]
+    if len(ids) > NAMED_MAX:
+        return f"jobs {', '.join(shown)} and {len(ids) - NAMED_MAX} more"
+    return f"jobs {', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def duration(seconds: float) -> str:
+    """ "40 s", "15 min", "2 h", "1.5 h", rounded."""
+    for size, unit in ((3600.0, "h"), (60.0, "min")):
+        if seconds >= 2 * size or seconds == size:
+            return f"{seconds / size:.1f}".removesuffix(".0") + f" {unit}"
+    return f"{seconds:.0f} s"
+
+
+def asks(need: Need) -> str:
+    """What a request needs, e.g. "2 GPUs with 18.5 GiB each"."""
+    what = plural(need.gpus, "whole GPU" if need.whole else "GPU")
+    if not need.whole:
+        what += f" with {gib(need.bytes)}{' each' if need.gpus > 1 else ''} (margin included)"
+    if need.model is not None:
+        what += f" of model {need.model}"
+    return what + (" in one NVLink island" if need.nvlink and need.gpus > 1 else "")
+
+
+def resources(
+    host: Host, need: Need, free: int, at_s: float | None, waits_for: Sequence[Slot]
+) -> Reason:
+    """Too few GPUs are free. `waits_for`: the GPUs it is expected to get at at_s."""
+    jobs = sorted({load.job_id for slot in waits_for for load in slot.loads})
+    text = f"needs {asks(need)}; {free} of {len(host.slots)} can take it now"
+    numbers: dict[str, int | float] = {"gpus": need.gpus, "free_gpus": free}
+    if not need.whole:
+        most = max((slot.headroom_bytes for slot in host.eligible(need)), default=0)
+        text += f", the most free on one is {gib(max(0, most))}"
+        numbers |= {"needed_bytes": need.bytes, "most_free_bytes": most}
+    if jobs:
+        text += f"; waits for {named(jobs)}"
+    if at_s is not None:
+        numbers["expected_at_s"] = at_s
+    gpus = tuple(slot.gpu.uuid for slot in waits_for if slot.loads or slot.foreign_held)
+    return Reason(PendingReason.RESOURCES, text, numbers, tuple(jobs), gpus)
+
+
+def reserved(
+    need: Need, free: int, limit_s: float | None, head: JobId, head_at_s: float, spare: int
+) -> Reason:
+    """It would fit now, but would delay the head job."""
+    runs = "has no time limit" if limit_s is None else f"may run {duration(limit_s)}"
+    text = (
+        f"{free} GPUs could take it now, but it {runs}, past the expected start of job {head}, "
+        f"which would then be delayed (spare GPUs: {spare})"
+    )
+    numbers = {"gpus": need.gpus, "free_gpus": free, "spare_gpus": spare, "head_at_s": head_at_s}
+    return Reason(PendingReason.RESERVED, text, numbers, (head,))
+
+
+def strict(head: JobId) -> Reason:
+    """`backfill = off`: nobody overtakes."""
+    text = f"waits behind job {head}: backfill is off, so nothing overtakes it"
+    return Reason(PendingReason.PRIORITY, text, {}, (head,))
+
+
+def user_limit(need_gpus: int, room: tuple[float, float]) -> Reason:
+    """Over its user's limit."""
+    gpus, jobs = max(0.0, room[0]), max(0.0, room[1])
+    if jobs < 1:
+        text = "its user's limit of running jobs is reached"
+        return Reason(PendingReason.USER_LIMIT, text, {"jobs_left": jobs})
+    text = f"needs {plural(need_gpus, 'GPU')}; its user's limit leaves {gpus:.0f}"
+    return Reason(PendingReason.USER_LIMIT, text, {"gpus": need_gpus, "gpus_left": gpus})
+
+
+def unlimited(need: Need, jobs: Sequence[JobId]) -> Reason:
+    """Jobs without limit are in the way, so nobody knows when it starts."""
+    text = f"needs {asks(need)}; waits for {named(jobs)} without a time limit"
+    return Reason(PendingReason.UNLIMITED_JOB, text, {"gpus": need.gpus}, tuple(jobs))
+
+
+def foreign(need: Need, slots: Sequence[Slot]) -> Reason:
+    """Memory of processes outside this scheduler is in the way."""
+    held = [
+        f"GPU {slot.gpu.index}: {gib(slot.gpu.foreign_bytes)}"
+        + (f" ({slot.gpu.foreign_text})" if slot.gpu.foreign_text else "")
+        for slot in slots
+    ]
+    text = f"needs {asks(need)}; waits for memory that others hold on {', '.join(held)}"
+    numbers = {"gpus": need.gpus, "foreign_bytes": sum(s.gpu.foreign_bytes for s in slots)}
+    return Reason(
+        PendingReason.FOREIGN_USE, text, numbers, (), tuple(slot.gpu.uuid for slot in slots)
+    )
+
+
+def unavailable(need: Need, in_service: int, gpus: Sequence[Gpu], stuck: Sequence[JobId]) -> Reason:
+    """GPUs are out of service (or held by stuck jobs), and it cannot start without one of them."""
+    out = [
+        f"GPU {gpu.index} {gpu.state.value}" + (f" ({gpu.state_text})" if gpu.state_text else "")
+        for gpu in gpus
+        if gpu.state is not GpuState.OK
+    ]
+    if stuck:
+        out.append(f"stuck {named(stuck)}")
+    text = f"needs {asks(need)}; {in_service} can ever take it now: {', '.join(out) or 'no more'}"
+    numbers = {"gpus": need.gpus, "usable_gpus": in_service}
+    uuids = tuple(gpu.uuid for gpu in gpus if gpu.state is not GpuState.OK)
+    return Reason(PendingReason.GPU_UNAVAILABLE, text, numbers, tuple(stuck), uuids)
+
+
+def no_gpus() -> Reason:
+    """No inventory yet."""
+    return Reason(PendingReason.NO_GPUS, "no GPU has been seen yet")
+
+
+def cpu_slots(taken: int, slots: int) -> Reason:
+    """CPU-only jobs wait for slots alone."""
+    text = f"{taken} of {slots} slots for jobs without GPUs are taken"
+    return Reason(PendingReason.CPU_SLOTS, text, {"slots": slots, "taken_slots": taken})
+
+
+def behind(head: JobId | None) -> Reason:
+    """For jobs that a pass need not look at: nothing that is free now is enough for them."""
+    if head is None:
+        return Reason(PendingReason.RESOURCES, "no GPU is free for it now")
+    text = f"no GPU is free for it now; job {head} is first"
+    return Reason(PendingReason.PRIORITY, text, {}, (head,))

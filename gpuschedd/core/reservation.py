@@ -1,0 +1,115 @@
+"""EASY: the shadow time of a request, and what others may take without delaying the head job.
+
+Owns T, useful GPUs and spare. No GPU set is fixed: only the count of useful GPUs is protected.
+`shadow` and `Hold.seat` are the only two questions.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Container, Sequence
+from typing import NamedTuple
+
+from gpuschedd.core.model import NEVER_S, Waiting
+from gpuschedd.core.placement import choose
+from gpuschedd.core.timeline import Host, Need, Slot
+
+
+class Shadow(NamedTuple):
+    """The shadow time and, per group that then has enough, the GPUs useful to the job."""
+
+    at_s: float
+    groups: list[list[Slot]]
+
+
+def groups_of(slots: Sequence[Slot], need: Need) -> list[list[Slot]]:
+    """The sets inside which the request must find all its GPUs: all, or each NVLink island."""
+    if not need.nvlink or need.gpus == 1:
+        return [list(slots)]
+    islands: dict[int, list[Slot]] = defaultdict(list)
+    for slot in slots:
+        if slot.gpu.island is not None:
+            islands[slot.gpu.island].append(slot)
+    return [slots for _island, slots in sorted(islands.items())]
+
+
+def shadow(host: Host, need: Need, barred: Container[int] = ()) -> Shadow | None:
+    """The earliest planned end at which enough GPUs are useful; None when there is no such time.
+
+    `barred`: positions that the request may not use at all.
+    """
+    groups = groups_of(host.eligible(need), need)
+    if barred:
+        groups = [[slot for slot in group if slot.position not in barred] for group in groups]
+    timed = [[(host.free_at_s(slot, need), slot) for slot in group] for group in groups]
+    at_s = min(
+        (
+            sorted(free_s for free_s, _slot in group)[need.gpus - 1]
+            for group in timed
+            if len(group) >= need.gpus
+        ),
+        default=NEVER_S,
+    )
+    if at_s == NEVER_S:
+        return None
+    useful = [[slot for free_s, slot in group if free_s <= at_s] for group in timed]
+    return Shadow(at_s, [group for group in useful if len(group) >= need.gpus])
+
+
+def seat_freely(need: Need, fitting: Sequence[Slot]) -> list[Slot] | None:
+    """GPUs for a request that need not look at any reservation; None if they are not enough."""
+    if len(fitting) < need.gpus:
+        return None
+    enough = [group for group in groups_of(fitting, need) if len(group) >= need.gpus]
+    if not enough:
+        return None
+    return choose(min(enough, key=len), need)
+
+
+class Hold:
+    """The head job's reservation during a pass. `seat` takes from `spare` what it must."""
+
+    def __init__(self, host: Host, head: Waiting, need: Need, found: Shadow) -> None:
+        self.head = head
+        self.need = need
+        self.at_s = found.at_s
+        self.shown = choose(found.groups[0], need)
+        self._host = host
+        self._useful = [{slot.position for slot in group} for group in found.groups]
+
+    @property
+    def spare(self) -> int:
+        """How many useful GPUs may still stop being so."""
+        return max(len(useful) for useful in self._useful) - self.need.gpus
+
+    def seat(self, need: Need, fitting: Sequence[Slot]) -> list[Slot] | None:
+        """GPUs for a job that runs past T: of them at most `spare` stop being useful."""
+        if len(fitting) < need.gpus:
+            return None
+        best: tuple[int, int, set[int], list[Slot]] | None = None
+        for group in groups_of(fitting, need):
+            if len(group) < need.gpus:
+                continue
+            for useful in self._useful:
+                dear = {s.position for s in group if s.position in useful and self._spoils(s, need)}
+                cost = max(0, need.gpus - len(group) + len(dear))
+                if cost > len(useful) - self.need.gpus:
+                    continue
+                if best is None or (cost, len(group)) < best[:2]:
+                    best = (cost, len(group), dear, group)
+        return None if best is None else choose(best[3], need, best[2])
+
+    def took(self, need: Need, slots: Sequence[Slot]) -> None:
+        """Book that a job running past T is about to sit on these (call before it does)."""
+        spoiled = {slot.position for slot in slots if self._spoils(slot, need)}
+        if spoiled:
+            self._useful = [
+                left for u in self._useful if len(left := u - spoiled) >= self.need.gpus
+            ]
+
+    def _spoils(self, slot: Slot, need: Need) -> bool:
+        """Would the head no longer fit there at T beside such a job?"""
+        head = self.need
+        if head.whole or head.exclusive or need.whole or need.exclusive:
+            return True
+        return not self._host.sits_at(slot, head, self.at_s, extra=need)

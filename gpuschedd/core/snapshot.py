@@ -1,0 +1,79 @@
+"""Snapshot: the frozen view that one pass looks at.
+
+Owns sorting and the standings of the active users; everything after it takes the order as given.
+Its result does not depend on the order of its input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from gpuschedd.core.fairshare import Accounts, factors
+from gpuschedd.core.model import (
+    Gpu,
+    Promise,
+    QueueView,
+    Reservation,
+    RunningJob,
+    Snapshot,
+    Standing,
+    UserLimit,
+)
+
+_NO_LIMIT = UserLimit()
+
+
+def build_snapshot(
+    *,
+    now_s: float,
+    gpus: Iterable[Gpu],
+    running: Iterable[RunningJob],
+    queues: QueueView,
+    accounts: Accounts,
+    shares: Mapping[int, float] | None = None,
+    limits: Mapping[int, UserLimit] | None = None,
+    promise: Promise | None = None,
+    reservation: Reservation | None = None,
+) -> Snapshot:
+    """`running`: all that hold GPUs or CPU slots. `shares`: uid -> share, 1 where it is missing.
+
+    `limits`: uid -> limit, none where it is missing. `reservation`: that of the plan before.
+    """
+    jobs = tuple(sorted(running, key=lambda job: job.job_id))
+    return Snapshot(
+        now_s=now_s,
+        gpus=tuple(sorted(gpus, key=lambda gpu: (gpu.index, gpu.uuid))),
+        running=jobs,
+        queues=queues,
+        standings=_standings(now_s, jobs, queues, accounts, shares or {}, limits or {}),
+        promise=promise,
+        reservation=reservation,
+    )
+
+
+def _standings(
+    now_s: float,
+    running: tuple[RunningJob, ...],
+    queues: QueueView,
+    accounts: Accounts,
+    shares: Mapping[int, float],
+    limits: Mapping[int, UserLimit],
+) -> dict[int, Standing]:
+    """Active users: those with a running or an eligible job."""
+    names = {job.uid: job.user for job in running}
+    names.update((queue.uid, queue.user) for queue in (*queues.gpu, *queues.cpu))
+    uids = sorted(names)
+    usages = {uid: accounts.usage(uid, now_s) for uid in uids}
+    own = {uid: shares.get(uid, 1.0) for uid in uids}
+    by_uid = factors(usages, own)
+    return {
+        uid: Standing(
+            uid=uid,
+            user=names[uid],
+            share=own[uid],
+            usage_gpu_s=usages[uid],
+            factor=by_uid[uid],
+            limit=limits.get(uid, _NO_LIMIT),
+        )
+        for uid in uids
+    }

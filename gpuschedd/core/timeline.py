@@ -1,0 +1,339 @@
+"""Timeline: when running jobs end as planned, and when each GPU becomes free enough for a request.
+
+Owns planned ends, what never ends, and the pass's working copy of the host (`Host`, `Slot`). Knows
+no order of jobs. Between two starts things only leave, so a GPU that is useful stays so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from gpusched_client.terms import JobId
+from gpuschedd.core.model import (
+    NEVER_S,
+    Gpu,
+    GpuState,
+    Policy,
+    Request,
+    Residue,
+    RunningJob,
+    Snapshot,
+)
+
+
+def end_if_decided_s(decided_at_s: float, time_limit_s: float | None, policy: Policy) -> float:
+    """The planned end of a job decided at that time, before it started."""
+    if time_limit_s is None:
+        return NEVER_S
+    return decided_at_s + policy.launch_allowance_s + time_limit_s + policy.kill_grace_s
+
+
+def _latest_end_s(job: RunningJob, limit_s: float, policy: Policy) -> float:
+    """The later of both formulas of the planned end, which has no floor of now."""
+    end_s = end_if_decided_s(job.decided_at_s, limit_s, policy)
+    if job.started_at_s is None:
+        return end_s
+    return max(end_s, job.started_at_s + limit_s + policy.kill_grace_s)
+
+
+def is_stuck(job: RunningJob, now_s: float, policy: Policy) -> bool:
+    """True once a job is `stuck_after_s` past both formulas: its GPUs leave the timeline."""
+    if job.stuck:
+        return True
+    if job.time_limit_s is None:
+        return False
+    return now_s > _latest_end_s(job, job.time_limit_s, policy) + policy.stuck_after_s
+
+
+def planned_end_s(job: RunningJob, now_s: float, policy: Policy) -> float:
+    """When the job is planned to have freed its GPUs; NEVER_S without limit and when stuck."""
+    limit_s = job.time_limit_s
+    if limit_s is None or job.stuck:
+        return NEVER_S
+    end_s = _latest_end_s(job, limit_s, policy)
+    if end_s >= now_s:
+        return end_s
+    return NEVER_S if now_s > end_s + policy.stuck_after_s else now_s
+
+
+def foreign_end_s(gpu: Gpu, now_s: float, policy: Policy) -> float:
+    """When foreign use counts as ended: as it reaches `foreign_age_s`; never once it is older."""
+    if gpu.foreign_since_s is None:
+        return NEVER_S
+    old_at_s = gpu.foreign_since_s + policy.foreign_age_s
+    return old_at_s if old_at_s > now_s else NEVER_S
+
+
+class Load(NamedTuple):
+    """One job on one GPU, as planned."""
+
+    end_s: float
+    held_bytes: int
+    alone: bool
+    uid: int
+    job_id: JobId
+    since_s: float
+    stuck: bool
+
+
+class Need(NamedTuple):
+    """A request as placement sees it. `bytes`: per GPU, margin included; 0 for whole GPUs."""
+
+    gpus: int
+    whole: bool
+    bytes: int
+    exclusive: bool
+    model: str | None
+    card_bytes: int
+    nvlink: bool
+    uid: int  # -1 where the user does not matter
+
+
+class Slot:
+    """One GPU in service during a pass: what is on it now, and when that leaves."""
+
+    __slots__ = (
+        "alone",
+        "foreign_end_s",
+        "foreign_held",
+        "gpu",
+        "headroom_bytes",
+        "loads",
+        "position",
+        "whole_idle",
+    )
+
+    def __init__(self, gpu: Gpu, position: int) -> None:
+        self.gpu = gpu
+        self.position = position
+        self.headroom_bytes = gpu.total_bytes - gpu.reserved_bytes - gpu.foreign_bytes
+        self.loads: list[Load] = []
+        self.alone = False
+        self.whole_idle = gpu.whole_idle
+        self.foreign_held = gpu.foreign_bytes > 0 or not gpu.whole_idle
+        self.foreign_end_s = 0.0
+
+    def add(self, load: Load) -> None:
+        """Put one job on the GPU."""
+        self.loads.append(load)
+        self.headroom_bytes -= load.held_bytes
+        if load.alone:
+            self.alone = True
+
+
+class Host:
+    """The GPUs of one pass and the jobs on them. Mutable inside the pass only."""
+
+    def __init__(self, snapshot: Snapshot, policy: Policy) -> None:
+        self.now_s = snapshot.now_s
+        self.policy = policy
+        self.slots = [
+            Slot(gpu, position)
+            for position, gpu in enumerate(snapshot.gpus)
+            if gpu.state is GpuState.OK
+        ]
+        self.by_uuid = {slot.gpu.uuid: slot for slot in self.slots}
+        self._eligible: dict[tuple[str | None, int, int], list[Slot]] = {}
+        self.lasting = False  # something on the host never ends
+        self._now_free: tuple[int, int] | None = None
+        self._ever_free: tuple[int, int] | None = None
+        self._age_foreign()
+        self._load(snapshot.running)
+
+    def _age_foreign(self) -> None:
+        for slot in self.slots:
+            if slot.foreign_held:
+                slot.foreign_end_s = foreign_end_s(slot.gpu, self.now_s, self.policy)
+                self.lasting = self.lasting or slot.foreign_end_s == NEVER_S
+
+    def _load(self, running: Iterable[RunningJob]) -> None:
+        by_uuid, now_s, policy = self.by_uuid, self.now_s, self.policy
+        for job in running:
+            end_s = planned_end_s(job, now_s, policy)
+            if end_s == NEVER_S:
+                self.lasting = True
+            alone = job.whole or job.exclusive
+            stuck = end_s == NEVER_S and job.time_limit_s is not None
+            for grant in job.grants:
+                slot = by_uuid.get(grant.uuid)
+                if slot is not None:
+                    slot.add(
+                        Load(
+                            end_s,
+                            grant.held_bytes,
+                            alone,
+                            job.uid,
+                            job.job_id,
+                            job.decided_at_s,
+                            stuck or job.stuck,
+                        )
+                    )
+
+    def add(self, slot: Slot, load: Load) -> None:
+        """A job of this pass sits down."""
+        slot.add(load)
+        self._now_free = self._ever_free = None
+        if load.end_s == NEVER_S:
+            self.lasting = True
+
+    def could_take(self, whole_gpus_min: int | None, shared_bytes_min: int | None) -> bool:
+        """A bound: False only if neither so many whole GPUs nor so much of one GPU is free now."""
+        if self._now_free is None:
+            free = [s for s in self.slots if not s.alone and s.gpu.fresh]
+            idle = sum(1 for slot in free if not slot.loads and slot.whole_idle)
+            self._now_free = (idle, max((slot.headroom_bytes for slot in free), default=0))
+        return self._within(self._now_free, whole_gpus_min, shared_bytes_min)
+
+    def could_ever_take(self, whole_gpus_min: int | None, shared_bytes_min: int | None) -> bool:
+        """The same bound once all that ends has ended."""
+        if self._ever_free is None:
+            held = {residue.uuid: residue for residue in self.residues()}
+            idle, most = 0, 0
+            for slot in self.slots:
+                residue = held.get(slot.gpu.uuid)
+                if residue is None:
+                    idle += 1
+                    most = max(most, slot.gpu.capacity_bytes)
+                else:
+                    idle += residue.jobs == 0 and residue.whole_idle
+                    most = max(most, 0 if residue.alone else residue.headroom_bytes)
+            self._ever_free = (idle, most)
+        return self._within(self._ever_free, whole_gpus_min, shared_bytes_min)
+
+    def _within(
+        self, free: tuple[int, int], whole_gpus_min: int | None, shared_bytes_min: int | None
+    ) -> bool:
+        idle, most_bytes = free
+        if whole_gpus_min is not None and whole_gpus_min <= idle:
+            return True
+        margin = self.policy.margin_bytes
+        return shared_bytes_min is not None and shared_bytes_min + margin <= most_bytes
+
+    def changes_at_s(self) -> Iterator[float]:
+        """When foreign use gets old and when a planned end passes: the timeline itself changes."""
+        for slot in self.slots:
+            if slot.foreign_held:
+                yield slot.foreign_end_s
+            for load in slot.loads:
+                yield load.end_s
+
+    def need(self, request: Request, uid: int) -> Need:
+        """The request as placement sees it, margin included."""
+        vram = request.vram_bytes
+        return Need(
+            request.gpus,
+            vram is None,
+            0 if vram is None else vram + self.policy.margin_bytes,
+            request.exclusive,
+            request.gpu_model,
+            request.card_bytes,
+            request.topology == "nvlink",
+            -1 if self.policy.across_users else uid,
+        )
+
+    def eligible(self, need: Need) -> list[Slot]:
+        """GPUs in service that the request could ever use, were they empty."""
+        key = (need.model, need.card_bytes, need.bytes)
+        found = self._eligible.get(key)
+        if found is None:
+            found = [slot for slot in self.slots if card_suits(slot.gpu, need)]
+            self._eligible[key] = found
+        return found
+
+    def fitting(self, need: Need) -> list[Slot]:
+        """GPUs on which the request could sit this moment."""
+        if need.whole:
+            return [
+                slot
+                for slot in self.eligible(need)
+                if not slot.loads and slot.whole_idle and slot.gpu.fresh
+            ]
+        return [slot for slot in self.eligible(need) if slot.gpu.fresh and self._fits(slot, need)]
+
+    def _fits(self, slot: Slot, need: Need) -> bool:
+        if slot.headroom_bytes < need.bytes:
+            return False
+        return not slot.loads or beside(slot.gpu, slot.loads, need, self.policy)
+
+    def free_at_s(self, slot: Slot, need: Need) -> float:
+        """The earliest time at which the request could sit on that GPU, from now on."""
+        first_s = self.now_s if slot.gpu.fresh else self.now_s + self.policy.fresh_allowance_s
+        if need.whole:
+            for load in slot.loads:
+                if load.end_s > first_s:
+                    first_s = load.end_s
+            if not slot.whole_idle and slot.foreign_end_s > first_s:
+                return slot.foreign_end_s
+            return first_s
+        return self._shared_free_at_s(slot, need, first_s, slot.loads)
+
+    def free_without_unlimited_s(self, slot: Slot, need: Need) -> float:
+        """As free_at_s, were the jobs without limit gone; stuck ones and foreign use stay."""
+        bare = Slot(slot.gpu, slot.position)
+        bare.foreign_end_s = slot.foreign_end_s
+        for load in slot.loads:
+            if load.end_s != NEVER_S or load.stuck:
+                bare.add(load)
+        return self.free_at_s(bare, need)
+
+    def _shared_free_at_s(self, slot: Slot, need: Need, first_s: float, loads: list[Load]) -> float:
+        ends = sorted({load.end_s for load in loads if load.end_s > first_s})
+        if slot.foreign_held and first_s < slot.foreign_end_s < NEVER_S:
+            ends = sorted({*ends, slot.foreign_end_s})
+        for at_s in (first_s, *ends):
+            if at_s < NEVER_S and self.sits_at(slot, need, at_s):
+                return at_s
+        return NEVER_S
+
+    def sits_at(self, slot: Slot, need: Need, at_s: float, extra: Need | None = None) -> bool:
+        """True if a shared request could sit there at at_s beside what runs past it and `extra`."""
+        staying = [load for load in slot.loads if load.end_s > at_s]
+        room = slot.gpu.capacity_bytes - sum(load.held_bytes for load in staying)
+        if slot.foreign_end_s > at_s:
+            room -= slot.gpu.foreign_bytes
+        if extra is not None:
+            room -= extra.bytes
+            staying.append(Load(NEVER_S, extra.bytes, False, extra.uid, JobId(0), 0.0, False))
+        return room >= need.bytes and (not staying or beside(slot.gpu, staying, need, self.policy))
+
+    def residues(self) -> tuple[Residue, ...]:
+        """The GPUs in service on which something never ends."""
+        if not self.lasting:
+            return ()
+        return tuple(residue for slot in self.slots if (residue := _residue(slot)) is not None)
+
+
+def card_suits(gpu: Gpu, need: Need) -> bool:
+    """True if the request could use that GPU, were it in service and empty."""
+    if need.model is not None and not model_matches(need.model, gpu.model):
+        return False
+    return gpu.capacity_bytes >= need.bytes and gpu.total_bytes >= need.card_bytes
+
+
+def model_matches(wanted: str, model: str) -> bool:
+    """`--gpu-model a100` means every model with that in its name, in any case."""
+    return wanted.casefold() in model.casefold()
+
+
+def beside(gpu: Gpu, loads: list[Load], need: Need, policy: Policy) -> bool:
+    """May a shared request sit beside these jobs, memory apart?"""
+    if need.exclusive or not gpu.shareable or len(loads) >= policy.max_jobs_per_gpu:
+        return False
+    return not any(load.alone or need.uid not in (-1, load.uid) for load in loads)
+
+
+def _residue(slot: Slot) -> Residue | None:
+    staying = [load for load in slot.loads if load.end_s == NEVER_S]
+    foreign = slot.foreign_end_s == NEVER_S
+    if not staying and not foreign:
+        return None
+    room = slot.gpu.capacity_bytes - sum(load.held_bytes for load in staying)
+    return Residue(
+        uuid=slot.gpu.uuid,
+        headroom_bytes=room - slot.gpu.foreign_bytes if foreign else room,
+        jobs=len(staying),
+        uids=frozenset(load.uid for load in staying),
+        alone=any(load.alone for load in staying),
+        whole_idle=slot.whole_idle or not foreign,
+    )

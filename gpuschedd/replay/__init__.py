@@ -1,0 +1,1 @@
+"""Replay: the same core, driven by a virtual clock over a workload. Starts no process."""
