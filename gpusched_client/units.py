@@ -14,7 +14,7 @@ UNLIMITED_S = -1
 
 KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
 _BYTES_OF = {"": MIB, "B": 1, "K": KIB, "M": MIB, "G": GIB, "T": TIB}
-_SIZE = re.compile(r"(\d{1,15})(?:\.(\d{1,9}))?\s*(?:([KMGT])(?:I?B)?|(B))?", re.ASCII | re.I)
+_SIZE = re.compile(r"(\d{1,19})(?:\.(\d{1,9}))?\s*(?:([KMGT])(?:I?B)?|(B))?", re.ASCII | re.I)
 _SIZE_FORMS = "write it as 20G, 512M or 1.5T (K, M, G, T are powers of 1024; a bare number is MiB)"
 _SIZE_MAX = 2**62
 
@@ -23,7 +23,7 @@ _SECONDS_OF = {"s": 1, "m": MINUTE_S, "h": HOUR_S, "d": DAY_S, "w": 7 * DAY_S}
 _UNIT = r"(s|secs?|m|mins?|h|hours?|d|days?|w|weeks?)"
 _PART = re.compile(rf"(\d{{1,10}})(?:\.(\d{{1,6}}))?\s*{_UNIT}", re.ASCII | re.I)
 _PARTS = re.compile(rf"(?:\d{{1,10}}(?:\.\d{{1,6}})?\s*{_UNIT}\s*)+", re.ASCII | re.I)
-_CLOCK = re.compile(r"(?:(\d{1,6})-)?(\d{1,9})(?::(\d{1,2}))?(?::(\d{1,2}))?", re.ASCII)
+_CLOCK = re.compile(r"(?:(\d{1,9})-)?(\d{1,9})(?::(\d{1,2}))?(?::(\d{1,2}))?", re.ASCII)
 _DURATION_FORMS = (
     "write it as 90 (minutes), 30:00 (minutes:seconds), 1:30:00, 1-12:00:00 (days-hours), "
     "2h, 90s, 1h30m, 1d, or unlimited"
