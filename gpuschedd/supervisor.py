@@ -34,6 +34,7 @@ import _socket
 import contextlib
 import ctypes
 import errno
+import itertools
 import json
 import os
 import pwd
@@ -193,6 +194,9 @@ def read_record(dir_fd: int, name: str) -> dict[str, Any] | None:
     return None if data is None else decode(data)
 
 
+_serial = itertools.count()  # threads of one process draft at the same time
+
+
 class Draft:
     """A record under a temporary name, whole and durable before it gets its own.
 
@@ -202,12 +206,17 @@ class Draft:
     def __init__(self, dir_fd: int, name: str, reserve: bool = False) -> None:
         self.name = name
         self._dir_fd = dir_fd
-        self._temp = f".{name}.{os.getpid()}"
+        self._temp = f".{name}.{os.getpid()}.{next(_serial)}"
         self._renamed = False
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
         self._fd = os.open(self._temp, flags, 0o600, dir_fd=dir_fd)
-        if reserve:
-            self._write(bytes(RESERVED_BYTES))
+        try:
+            os.fchmod(self._fd, 0o600)  # whatever the umask made of it
+            if reserve:
+                self._write(bytes(RESERVED_BYTES))
+        except OSError:
+            self.discard()
+            raise
 
     def _write(self, data: bytes) -> None:
         offset = 0

@@ -1,0 +1,200 @@
+"""The supervisor under strace: windows that are too short to hit, and what it must not touch."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpuschedd.core.recovery import ClaimKind, Recovery, recover
+from gpuschedd.job_dir import JobDir, Orders
+from gpuschedd.launcher import DirectLauncher
+from tests.support.jobs import Host
+
+pytestmark = [
+    pytest.mark.tool("strace"),
+    pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace"),
+]
+
+
+@pytest.fixture
+def host() -> Iterator[Host]:
+    with Host() as made:
+        yield made
+
+
+def traced(host: Host, *options: str) -> Path:
+    """From now on the host's supervisors run under strace with these options; its log."""
+    log = host.root / "trace"
+    strace = f"exec strace -f -qq -s 512 -o {log} {' '.join(options)} {sys.executable}"
+    wrapper = host.root / "python"
+    wrapper.write_text(f'#!/bin/sh\n{strace} "$@"\n')
+    wrapper.chmod(0o755)
+    host.launcher = DirectLauncher(python=str(wrapper))
+    return log
+
+
+def begin(host: Host, *argv: str) -> JobDir:
+    """As Host.start, not waiting for the launcher: strace holds it until the job has ended."""
+    job = JobDir.create(host.jobs_root, host.spec(*argv))
+    threading.Thread(target=host.launcher.launch, args=(job,), daemon=True).start()
+    return job
+
+
+def traced_calls(log: Path) -> list[str]:
+    return log.read_text(errors="replace").splitlines()
+
+
+def test_nothing_is_imported_once_the_claim_is_taken(host: Host) -> None:
+    log = traced(host, "-e", "trace=openat,open,linkat,execve")
+    job = host.start(b"arg", script=b"#!/bin/sh\necho CUDA out of memory; exit 1\n")
+    assert host.wait_exit(job).oom == "cuda"
+    calls = traced_calls(log)
+    linked = next(index for index, call in enumerate(calls) if "linkat(" in call)
+    stdlib = os.path.dirname(os.__file__)
+    before = [call for call in calls[:linked] if f'"{stdlib}' in call]
+    after = [call for call in calls[linked:] if f'"{stdlib}' in call or ".so" in call]
+    # Only the interpreter of the script loads anything, after its own execve.
+    executed = next(index for index, call in enumerate(calls) if 'execve("/bin/sh"' in call)
+    assert before
+    assert [call for call in after if calls.index(call) < executed or stdlib in call] == []
+
+
+def test_a_cancel_in_the_set_up_runs_nothing_of_the_user_s(host: Host) -> None:
+    traced(host, "-e", "trace=chdir", "-e", "inject=chdir:delay_enter=400000:when=1")
+    job = begin(host, "touch", "ran")
+    host.wait(job.claim)
+    assert job.started() is None
+    host.cancel(job)
+    end = host.wait_exit(job)
+    assert (end.code, end.signal, end.cause, end.cancel_by) == (None, None, "cancelled", "0")
+    assert job.started() is None
+    assert not (host.work / "ran").exists()
+
+
+def test_a_cancel_between_started_and_the_exec_is_a_cancel(host: Host) -> None:
+    traced(host, "-e", "trace=execve", "-e", "inject=execve:delay_enter=400000:when=1")
+    job = begin(host, "/bin/sh", "-c", "touch ran")
+    host.wait(job.started)
+    host.cancel(job)
+    end = host.wait_exit(job)
+    assert end.cause == "cancelled"
+    assert not (host.work / "ran").exists()
+
+
+def test_a_signal_ordered_before_the_exec_waits_for_it(host: Host) -> None:
+    traced(host, "-e", "trace=execve", "-e", "inject=execve:delay_enter=400000:when=1")
+    job = begin(host, "sleep", "60")
+    host.wait(job.started)
+    ordered_at_s = time.time()
+    host.order(job, Orders(signals=((1, signal.SIGUSR1),)))
+    end = host.wait_exit(job)
+    # The sleep dies of it, and not the child before it became the sleep.
+    assert (end.signal, end.cause) == (signal.SIGUSR1, "signal")
+    assert end.at_s - ordered_at_s > 0.2
+
+
+POINTS = [
+    (call, when)
+    for call, whens in {
+        "fsync": range(1, 9),
+        "rename": range(1, 4),
+        "linkat": range(1, 2),
+        "pwrite64": range(1, 9),
+        "sendto": range(1, 5),
+        "clone": range(1, 3),
+        "write": range(1, 4),
+    }.items()
+    for when in whens
+]
+
+
+@pytest.mark.parametrize(("call", "when"), POINTS)
+def test_a_supervisor_killed_at_any_point_leaves_a_state_with_one_meaning(
+    host: Host, call: str, when: int
+) -> None:
+    """Killed at the N-th call: what it leaves says truly whether the job ran, and how it ended."""
+    names = {"rename": "rename,renameat,renameat2", "clone": "clone,clone3,fork,vfork"}
+    calls = names.get(call, call)
+    traced(host, "-e", f"trace={calls}", "-e", f"inject={calls}:signal=KILL:when={when}")
+    job = JobDir.create(host.jobs_root, host.spec("sh", "-c", "echo ran >> ran; exit 3"))
+    try:
+        host.launcher.launch(job)
+    except Exception as error:
+        print(f"launch: {error}")
+    _wait_quiet(host, job)
+    ran = (host.work / "ran").exists()
+    answer = _recovered(host, job)
+    print(f"{call} {when}: ran={ran} {answer}")
+    ended, end = job.ended(), job.exit()
+    assert not ran or answer not in (Recovery.REQUEUE, Recovery.REQUEUE_AFTER_FENCE)
+    assert ended is None or ended.code in (3, None)
+    assert ended is None or ended.code == 3 or not ran
+    assert end is None or end.code == ended.code if ended else end is None
+
+
+def _wait_quiet(host: Host, job: JobDir) -> None:
+    """Until the supervisor is dead, or the attempt was never claimed."""
+    if job.claim() is not None:
+        host.wait_dead(job)
+    job.fence()
+    host.wait(lambda: None if job.observe().supervisor_alive else True)
+    host.wait(lambda: True if host.marked(job) == () else None)
+
+
+def _recovered(host: Host, job: JobDir) -> Recovery:
+    seen = job.observe()
+    assert seen.claim is not None
+    return recover(
+        ClaimKind(seen.claim.by),
+        supervisor_alive=seen.supervisor_alive,
+        started=seen.started is not None,
+        ended=seen.ended is not None,
+        exit=seen.exit is not None,
+        cancel_requested=False,
+        processes_left=bool(host.marked(job)),
+    )
+
+
+@pytest.mark.parametrize("error", ["ENOSPC", "EIO"])
+def test_ends_are_written_when_the_disk_takes_them_again(host: Host, error: str) -> None:
+    """The first two fsyncs after the gate fail: held and tried again, `ended` before `exit`."""
+    traced(host, "-e", "trace=fsync", "-e", f"inject=fsync:error={error}:when=5..6")
+    begun_s = time.time()
+    job = host.sh("exit 3")
+    end = host.wait_exit(job)
+    assert end.code == 3
+    assert job.ended() is not None
+    assert end.at_s - begun_s < 10
+
+
+@pytest.mark.parametrize("error", ["ENOSPC", "EIO"])
+def test_a_start_that_cannot_be_written_is_no_start(host: Host, error: str) -> None:
+    traced(host, "-e", "trace=fsync", "-e", f"inject=fsync:error={error}:when=3")
+    job = host.sh("touch ran")
+    host.wait_dead(job)
+    assert (job.started(), job.ended(), job.exit()) == (None, None, None)
+    assert _recovered(host, job) is Recovery.REQUEUE
+    assert not (host.work / "ran").exists()
+
+
+def test_no_path_of_the_user_s_is_touched_before_the_fork(host: Host) -> None:
+    log = traced(host, "-e", "trace=file", "-y")
+    job = host.sh("true")
+    host.wait_exit(job)
+    host.wait_dead(job)
+    lines = [
+        line for line in traced_calls(log) if str(host.work) in line or f"out.{job.job_id}" in line
+    ]
+    touching = {re.match(r"\d+", line)[0] for line in lines}  # type: ignore[index]
+    started = job.started()
+    assert started is not None
+    assert touching == {str(started.pid)}
