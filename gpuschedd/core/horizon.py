@@ -25,6 +25,25 @@ from gpuschedd.core.model import (
 from gpuschedd.core.timeline import Host, Need, card_suits
 
 NO_LIMIT = UserLimit()
+GPUS_MAX, BYTES_MAX = 2**31, 2**63
+PLAIN = "plain"
+ANSWERS_MAX = 10_000
+
+
+def _plain(horizon: Horizon | None) -> tuple[int, int]:
+    """So many GPUs of at least so many bytes take anything in the end; from the memo if it can."""
+    if horizon is None:
+        return GPUS_MAX, BYTES_MAX
+    plain: tuple[int, int] | None = horizon.answers.get(PLAIN)
+    if plain is None:
+        kept = {residue.uuid for residue in horizon.residues}
+        sizes = [
+            gpu.capacity_bytes
+            for gpu in horizon.gpus
+            if gpu.state is GpuState.OK and gpu.uuid not in kept
+        ]
+        plain = horizon.answers[PLAIN] = (len(sizes), min(sizes, default=0))
+    return plain
 
 
 class HorizonView:
@@ -33,9 +52,10 @@ class HorizonView:
     def __init__(self, horizon: Horizon | None, policy: Policy) -> None:
         self.horizon = horizon
         self._policy = policy
-        self._known: dict[Need, bool] = {}
+        self._known: dict[object, bool] = {} if horizon is None else horizon.answers
         self._rooms: Mapping[int, tuple[float, float]] = horizon.rooms if horizon else {}
         self._residues = {r.uuid: r for r in horizon.residues} if horizon else {}
+        self._plain_gpus, self._plain_bytes = _plain(horizon)
         self._users_matter = not policy.across_users and bool(self._residues)
 
     def counts(self, job: Waiting) -> bool:
@@ -49,6 +69,14 @@ class HorizonView:
     def known(self, request: Request, uid: int) -> bool:
         """True if the shadow time of such a request is known."""
         vram = request.vram_bytes
+        if (
+            request.gpus <= self._plain_gpus
+            and request.gpu_model is None
+            and (vram is None or vram + self._policy.margin_bytes <= self._plain_bytes)
+            and request.card_bytes <= self._plain_bytes
+            and request.topology is Topology.ANY
+        ):
+            return True
         need = Need(
             request.gpus,
             vram is None,
@@ -61,6 +89,8 @@ class HorizonView:
         )
         known = self._known.get(need)
         if known is None:
+            if len(self._known) >= ANSWERS_MAX:
+                self._known.clear()
             known = self._known[need] = self.horizon is None or self._enough(self.horizon, need)
         return known
 

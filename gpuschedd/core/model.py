@@ -228,10 +228,14 @@ class UserQueue:
 
 @dataclass(frozen=True)
 class QueueView:
-    """All users' lists by uid, GPU jobs and CPU-only jobs apart."""
+    """All users' lists by uid, GPU jobs and CPU-only jobs apart.
+
+    `horizon`: the one that was settled last, for its answers.
+    """
 
     gpu: tuple[UserQueue, ...] = ()
     cpu: tuple[UserQueue, ...] = ()
+    horizon: Horizon | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,6 +367,7 @@ class Horizon:
     gpus: tuple[Gpu, ...]
     residues: tuple[Residue, ...]
     rooms: Mapping[int, tuple[float, float]] = field(default_factory=dict)
+    answers: dict[object, Any] = field(default_factory=dict, compare=False, repr=False)  # a memo
 
 
 @dataclass(frozen=True)

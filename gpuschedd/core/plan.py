@@ -37,6 +37,7 @@ EXPLAINED_JOBS = 50
 # What a failed request did not manage: to sit anywhere now; to sit there past T; to do so without
 # a limit where GPUs are kept. Who fails at one level fails at those above.
 NOW, PAST_T, NO_LIMIT = 0, 1, 2
+GPUS_MAX = 2**31
 
 
 def plan(snapshot: Snapshot, policy: Policy, explain: int = EXPLAINED_JOBS) -> Plan:
@@ -59,6 +60,8 @@ class _Failures:
     def __init__(self) -> None:
         self._exact: set[tuple[Need, int]] = set()
         self._classes: dict[tuple[object, ...], list[tuple[int, int]]] = {}
+        # Per level the fewest whole GPUs that failed with no further wish: the more fail with them.
+        self.whole_gpus = [GPUS_MAX] * (NO_LIMIT + 1)
 
     def covers(self, need: Need, level: int) -> bool:
         """True if the request is known to fail."""
@@ -80,6 +83,8 @@ class _Failures:
             self._exact.add((need, above))
             key = (*need[1:2], *need[3:], above)
             known = self._classes.get(key, [])
+            if need.whole and need.model is None and not need.card_bytes and not need.nvlink:
+                self.whole_gpus[above] = min(self.whole_gpus[above], gpus)
             self._classes[key] = [pair for pair in known if pair[0] < gpus or pair[1] < size] + [
                 (gpus, size)
             ]
@@ -170,6 +175,8 @@ class _Pass:
     def _walk(self, merge: Merge) -> None:
         while (entry := merge.pop()) is not None:
             self.examined += 1
+            if self.examined >= self.explain and merge.skip is None and self._may_skip():
+                merge.skip = self._fails_again
             if self.blocked_by is not None:
                 self._note(entry, reasons.strict(self.blocked_by))
             else:
@@ -192,6 +199,18 @@ class _Pass:
         return not host.could_take(merge.whole_gpus_min, merge.shared_bytes_min) and not (
             headless and host.could_ever_take(merge.whole_gpus_min, merge.shared_bytes_min)
         )
+
+    def _may_skip(self) -> bool:
+        """True once nothing is lost with a job that is not looked at: neither head nor kept set."""
+        return self.hold is not None and (bool(self.kept) or not self._may_be_unknown(1))
+
+    def _fails_again(self, job: Waiting) -> bool:
+        """True if whole GPUs are asked, and no fewer than what failed already."""
+        request = job.request
+        if request.vram_bytes is not None:
+            return False
+        end_s = end_if_decided_s(self.now_s, request.time_limit_s, self.policy)
+        return request.gpus >= self.failures.whole_gpus[self._level(end_s)]
 
     # -- one job -------------------------------------------------------------------------------
 
@@ -247,17 +266,24 @@ class _Pass:
                 self._becomes_first(entry, need, found)
                 return
             self._is_unknown(entry, need)
-        elif self._may_be_unknown(need) and (need in self.why or shadow(self.host, need) is None):
+        elif self._may_be_unknown(need.gpus) and (
+            need in self.why or shadow(self.host, need) is None
+        ):
             self._is_unknown(entry, need)
         elif self.explain >= 0:
             self._explain(entry, need, level)
 
-    def _may_be_unknown(self, need: Need) -> bool:
+    def _has_no_shadow(self, need: Need) -> bool:
+        if not self._may_be_unknown(need.gpus):
+            return False
+        return need in self.why or shadow(self.host, need) is None
+
+    def _may_be_unknown(self, gpus: int) -> bool:
         """A cheap test: with everything in service and ending, every shadow time is known."""
         if self.explain < 0 and self.kept:
             return False
         in_service = len(self.host.slots)
-        return self.host.lasting or in_service < len(self.snapshot.gpus) or need.gpus > in_service
+        return self.host.lasting or in_service < len(self.snapshot.gpus) or gpus > in_service
 
     def _becomes_first(self, entry: Entry, need: Need, found: Shadow) -> None:
         if self.policy.backfill is Backfill.OFF:
@@ -386,9 +412,11 @@ class _Pass:
         return tuple(slot.gpu.uuid for slot in slots)
 
     def _horizon(self) -> Horizon:
-        return Horizon(
+        made = Horizon(
             gpus=self.snapshot.gpus, residues=self.host.residues(), rooms=dict(self.rooms)
         )
+        settled = self.snapshot.queues.horizon
+        return settled if settled is not None and settled == made else made
 
     def _fallback(self) -> Reason:
         if not self.snapshot.gpus:

@@ -77,6 +77,7 @@ class Merge:
         self._cpu = cpu
         self._first = first
         self._heap: list[Entry] = []
+        self.skip: Callable[[Waiting], bool] | None = None  # jobs that need not be looked at
         w_fair, standings = policy.w_fair, snapshot.standings
         queues = snapshot.queues.cpu if cpu else snapshot.queues.gpu
         self.whole_gpus_min = _least(queue.whole_gpus_min for queue in queues)
@@ -148,26 +149,26 @@ class Merge:
             stream.at += 1
             own = self.own_priority(job, stream.fair)
             counts = self._horizon is None or self._horizon.counts(job)
-            shown = min(own, stream.cap)
-            if job.job_id != self._first:
-                nice = 0 if self._fcfs else job.nice
-                push(
-                    Entry(
-                        -shown,
-                        nice,
-                        job.eligible_since_s,
-                        job.job_id,
-                        job,
-                        stream,
-                        counts,
-                        stream.capped_by,
-                    )
-                )
+            skip = job.job_id == self._first or (self.skip is not None and self.skip(job))
+            if not skip:
+                push(self._entry(stream, job, own, counts))
             if counts:
                 if own < stream.cap:
                     stream.cap, stream.capped_by = own, job.job_id
-                if job.job_id != self._first:
+                if not skip:
                     return
+
+    def _entry(self, stream: _Stream, job: Waiting, own: float, counts: bool) -> Entry:
+        return Entry(
+            -min(own, stream.cap),
+            0 if self._fcfs else job.nice,
+            job.eligible_since_s,
+            job.job_id,
+            job,
+            stream,
+            counts,
+            stream.capped_by,
+        )
 
 
 def _least(values: Iterable[int | None]) -> int | None:

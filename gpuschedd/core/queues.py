@@ -38,7 +38,7 @@ def _leave(waiting: Waiting, now_s: float) -> Waiting:
 
 
 class _Own:
-    """One user's list. `keys` is sorted and parallel to `jobs`; `window` holds keys, in order."""
+    """One user's list. `keys` is sorted; `window` holds the keys inside the window, in order."""
 
     __slots__ = ("jobs", "keys", "shared", "uid", "user", "view", "whole", "window")
 
@@ -69,12 +69,10 @@ class _Own:
     def _count(self, waiting: Waiting, by: int) -> None:
         request = waiting.request
         vram = request.vram_bytes
-        counts, ask = (self.whole, request.gpus) if vram is None else (self.shared, vram)
-        left = counts.get(ask, 0) + by
-        if left:
-            counts[ask] = left
+        if vram is None:
+            _tally(self.whole, request.gpus, by)
         else:
-            del counts[ask]
+            _tally(self.shared, vram, by)
 
     def freeze(self) -> UserQueue:
         if self.view is None:
@@ -87,6 +85,14 @@ class _Own:
                 shared_bytes_min=min(self.shared, default=None),
             )
         return self.view
+
+
+def _tally(counts: dict[int, int], ask: int, by: int) -> None:
+    left = counts.get(ask, 0) + by
+    if left:
+        counts[ask] = left
+    else:
+        del counts[ask]
 
 
 class Queues:
@@ -166,6 +172,7 @@ class Queues:
         if horizon == self._horizon.horizon:
             return ()
         self._horizon = HorizonView(horizon, self._policy)
+        self._view = None
         changed: dict[_Key, Waiting] = {}
         for _uid, own in sorted(self._gpu.items()):
             self._rebuild(own, now_s, changed)
@@ -177,6 +184,7 @@ class Queues:
             self._view = QueueView(
                 gpu=tuple([own.freeze() for _uid, own in sorted(self._gpu.items())]),
                 cpu=tuple([own.freeze() for _uid, own in sorted(self._cpu.items())]),
+                horizon=self._horizon.horizon,
             )
         return self._view
 

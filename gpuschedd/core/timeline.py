@@ -235,6 +235,8 @@ class Host:
     def eligible(self, need: Need) -> list[Slot]:
         """GPUs in service that the request could ever use, were they empty."""
         key = (need.model, need.card_bytes, need.bytes)
+        if key == (None, 0, 0):
+            return self.slots
         found = self._eligible.get(key)
         if found is None:
             found = [slot for slot in self.slots if card_suits(slot.gpu, need)]

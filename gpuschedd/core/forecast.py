@@ -1,0 +1,273 @@
+"""Forecast: answers on demand that a pass does not give, each by asking the same `plan` again.
+
+Owns expected starts, counterfactuals and how far an owner may raise a running job's limit. Decides
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import islice
+
+from gpusched_client.errors import NotFound
+from gpusched_client.terms import JobId
+from gpuschedd.core.horizon import promised_job
+from gpuschedd.core.model import (
+    NEVER_S,
+    Counterfactual,
+    ExpectedStart,
+    Gpu,
+    GpuState,
+    Order,
+    Plan,
+    Policy,
+    QueueView,
+    Request,
+    RunningJob,
+    Snapshot,
+    Start,
+    UserQueue,
+    Waiting,
+)
+from gpuschedd.core.plan import plan
+from gpuschedd.core.priority import queue_order
+from gpuschedd.core.reasons import duration, gib, plural
+from gpuschedd.core.reservation import shadow
+from gpuschedd.core.timeline import Host, planned_end_s
+
+WALK_PASSES_MAX = 400
+VRAM_STEP_BYTES = 2**20
+
+
+def expected_starts(
+    snapshot: Snapshot, policy: Policy, first: int = 200
+) -> tuple[ExpectedStart, ...]:
+    """Starts of the first jobs in scheduling order, if planned ends hold and nobody submits.
+
+    The order is that of now. A job without a known start has start_s None.
+    """
+    ranked = [job for job, _parts in islice(queue_order(snapshot, policy), first)]
+    ranked = [job for job in ranked if job.request.gpus]
+    walk = replace(policy, order=Order.FCFS, promise_within_s=NEVER_S)
+    state = replace(snapshot, queues=_in_order(ranked))
+    found: dict[JobId, ExpectedStart] = {}
+    for _pass in range(WALK_PASSES_MAX):
+        made = plan(state, walk, explain=-1)
+        for start in made.starts:
+            gpus = tuple(grant.uuid for grant in start.grants)
+            found[start.job_id] = ExpectedStart(start.job_id, state.now_s, gpus)
+        if len(found) == len(ranked):
+            break
+        next_state = _advanced(state, made, policy)
+        if next_state is None:
+            break
+        state = next_state
+    return tuple(found.get(job.job_id, ExpectedStart(job.job_id, None, ())) for job in ranked)
+
+
+def _in_order(jobs: list[Waiting]) -> QueueView:
+    """The lists, with positions for times: first-come-first-served then keeps this very order."""
+    by_uid: dict[int, list[Waiting]] = {}
+    for position, job in enumerate(jobs):
+        by_uid.setdefault(job.uid, []).append(replace(job, eligible_since_s=float(position)))
+    return QueueView(gpu=tuple(_queue(uid, own) for uid, own in sorted(by_uid.items())))
+
+
+def _queue(uid: int, jobs: list[Waiting]) -> UserQueue:
+    whole = [job.request.gpus for job in jobs if job.request.vram_bytes is None]
+    shared = [v for job in jobs if (v := job.request.vram_bytes) is not None]
+    return UserQueue(
+        uid, jobs[0].user, tuple(jobs), min(whole, default=None), min(shared, default=None)
+    )
+
+
+def _advanced(state: Snapshot, made: Plan, policy: Policy) -> Snapshot | None:
+    """The state at the next planned end, its starts running; None when nothing ends any more."""
+    requests = {job.job_id: job for queue in state.queues.gpu for job in queue.jobs}
+    running = [
+        *state.running,
+        *(_running(start, requests[start.job_id], state.now_s) for start in made.starts),
+    ]
+    ends_s = {job.job_id: planned_end_s(job, state.now_s, policy) for job in running}
+    next_s = min((*ends_s.values(), *_settling_s(state, policy)), default=NEVER_S)
+    if next_s == NEVER_S:
+        return None
+    started = set(made.start_ids)
+    gone = {job_id for job_id, end_s in ends_s.items() if end_s <= next_s}
+    queues = _without(state.queues, started)
+    if not queues.gpu:
+        return None
+    return replace(
+        state,
+        now_s=next_s,
+        gpus=tuple(_settled(gpu, next_s, policy) for gpu in state.gpus),
+        running=tuple(job for job in running if job.job_id not in gone),
+        queues=queues,
+        promise=made.promise,
+        reservation=None,
+    )
+
+
+def _settling_s(state: Snapshot, policy: Policy) -> Iterator[float]:
+    """When the GPUs themselves change: foreign use gets old, a sample comes in."""
+    for gpu in state.gpus:
+        if gpu.foreign_since_s is not None:
+            old_at_s = gpu.foreign_since_s + policy.foreign_age_s
+            if old_at_s > state.now_s:
+                yield old_at_s
+        if gpu.state is GpuState.OK and not gpu.fresh:
+            yield state.now_s + policy.fresh_allowance_s
+
+
+def _settled(gpu: Gpu, now_s: float, policy: Policy) -> Gpu:
+    """The GPU later on, foreign use counted as ended where the timeline counts it so."""
+    since_s = gpu.foreign_since_s
+    if since_s is not None and since_s + policy.foreign_age_s == now_s:
+        gpu = replace(gpu, foreign_bytes=0, whole_idle=True, foreign_since_s=None)
+    return gpu if gpu.fresh else replace(gpu, fresh=True)
+
+
+def _running(start: Start, job: Waiting, now_s: float) -> RunningJob:
+    limit_s = job.request.time_limit_s
+    return RunningJob(
+        job_id=start.job_id,
+        uid=start.uid,
+        user=job.user,
+        request=job.request,
+        grants=start.grants,
+        whole=start.whole,
+        exclusive=start.exclusive,
+        decided_at_s=now_s,
+        started_at_s=None,
+        time_limit_s=limit_s,
+        decided_limit_s=limit_s,
+    )
+
+
+def _without(queues: QueueView, started: set[JobId]) -> QueueView:
+    left = (
+        (queue.uid, [job for job in queue.jobs if job.job_id not in started])
+        for queue in queues.gpu
+    )
+    return QueueView(gpu=tuple(_queue(uid, jobs) for uid, jobs in left if jobs))
+
+
+def counterfactuals(
+    snapshot: Snapshot, policy: Policy, job_id: JobId
+) -> tuple[Counterfactual, ...]:
+    """Smaller requests with which the waiting job would start in a pass made now, largest first."""
+    job = _waiting(snapshot, job_id)
+    request = job.request
+    if request.gpus == 0 or _starts(snapshot, policy, job, request):
+        return ()
+    found = (
+        _fewer_gpus(snapshot, policy, job),
+        _less_vram(snapshot, policy, job),
+        _less_time(snapshot, policy, job),
+    )
+    return tuple(answer for answer in found if answer is not None)
+
+
+def _waiting(snapshot: Snapshot, job_id: JobId) -> Waiting:
+    for queue in (*snapshot.queues.gpu, *snapshot.queues.cpu):
+        for job in queue.jobs:
+            if job.job_id == job_id:
+                return job
+    raise NotFound(f"job {job_id} does not wait for GPUs alone")
+
+
+def _starts(snapshot: Snapshot, policy: Policy, job: Waiting, request: Request) -> bool:
+    """Would it start with that request, all else as it is? It keeps its place."""
+    queues = tuple(
+        _queue(
+            queue.uid,
+            [replace(own, request=request) if own is job else own for own in queue.jobs],
+        )
+        if queue.uid == job.uid
+        else queue
+        for queue in snapshot.queues.gpu
+    )
+    changed = replace(snapshot, queues=replace(snapshot.queues, gpu=queues))
+    return job.job_id in plan(changed, policy, explain=-1).start_ids
+
+
+def _largest(candidates: list[Request], starts: Callable[[Request], bool]) -> Request | None:
+    """The first that starts; candidates from the largest down."""
+    return next((request for request in candidates if starts(request)), None)
+
+
+def _fewer_gpus(snapshot: Snapshot, policy: Policy, job: Waiting) -> Counterfactual | None:
+    smaller = [replace(job.request, gpus=n) for n in range(job.request.gpus - 1, 0, -1)]
+    found = _largest(smaller, lambda request: _starts(snapshot, policy, job, request))
+    if found is None:
+        return None
+    return Counterfactual(f"with {plural(found.gpus, 'GPU')}", found)
+
+
+def _less_vram(snapshot: Snapshot, policy: Policy, job: Waiting) -> Counterfactual | None:
+    """Only what is free on some GPU now can be the answer, so few amounts are tried."""
+    asked = job.request.vram_bytes
+    free = {
+        (slot.headroom_bytes - policy.margin_bytes) // VRAM_STEP_BYTES * VRAM_STEP_BYTES
+        for slot in Host(snapshot, policy).slots
+    }
+    amounts = sorted((a for a in free if a > 0 and (asked is None or a < asked)), reverse=True)
+    smaller = [replace(job.request, vram_bytes=amount, card_bytes=0) for amount in amounts]
+    found = _largest(smaller, lambda request: _starts(snapshot, policy, job, request))
+    if found is None or found.vram_bytes is None:
+        return None
+    return Counterfactual(f"with --vram {gib(found.vram_bytes)} or less", found)
+
+
+def _less_time(snapshot: Snapshot, policy: Policy, job: Waiting) -> Counterfactual | None:
+    """The limit that ends by the head's shadow time."""
+    held = plan(snapshot, policy, explain=-1).reservation
+    if held is None or held.job_id == job.job_id:
+        return None
+    limit_s = held.start_s - snapshot.now_s - policy.launch_allowance_s - policy.kill_grace_s
+    limit_s = float(int(limit_s))
+    if limit_s < 1:
+        return None
+    request = replace(job.request, time_limit_s=limit_s)
+    if not _starts(snapshot, policy, job, request):
+        return None
+    return Counterfactual(f"with --time {duration(limit_s)} or less", request)
+
+
+def raise_limit_allowed(
+    snapshot: Snapshot, policy: Policy, job_id: JobId, new_limit_s: float
+) -> float:
+    """The largest limit up to new_limit_s with which no promise moves later. Raises NotFound.
+
+    Never less than the present limit. For a job without a limit: new_limit_s.
+    """
+    job = next((own for own in snapshot.running if own.job_id == job_id), None)
+    if job is None:
+        raise NotFound(f"job {job_id} does not run")
+    holder = promised_job(snapshot)
+    present_s = job.time_limit_s
+    if holder is None or snapshot.promise is None or present_s is None:
+        return new_limit_s
+    before_s = _shadow_s(snapshot, policy, holder)
+    by_s = max(before_s, snapshot.promise.start_by_s) if before_s < NEVER_S else NEVER_S
+    if _shadow_s(_with_limit(snapshot, job, new_limit_s), policy, holder) <= by_s:
+        return new_limit_s
+    ends_by_s = min(
+        by_s - policy.kill_grace_s - job.decided_at_s - policy.launch_allowance_s,
+        NEVER_S if job.started_at_s is None else by_s - policy.kill_grace_s - job.started_at_s,
+    )
+    return max(present_s, min(new_limit_s, float(int(ends_by_s))))
+
+
+def _shadow_s(snapshot: Snapshot, policy: Policy, job: Waiting) -> float:
+    host = Host(snapshot, policy)
+    found = shadow(host, host.need(job.request, job.uid))
+    return NEVER_S if found is None else found.at_s
+
+
+def _with_limit(snapshot: Snapshot, job: RunningJob, limit_s: float) -> Snapshot:
+    running = (
+        replace(own, time_limit_s=limit_s) if own is job else own for own in snapshot.running
+    )
+    return replace(snapshot, running=tuple(running))
