@@ -1,0 +1,202 @@
+"""What follows a commit: launches, orders, clean-up. Reads committed changes, makes none."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpusched_client.terms import GpuUuid, JobId, JobState
+from gpuschedd import jobenv
+from gpuschedd.controller import Change, Committed, Controller
+from gpuschedd.core.lifecycle import Job
+from gpuschedd.gpus import GpuInfo
+from gpuschedd.job_dir import Cancel, Orders, Spec
+from gpuschedd.launcher import Launcher
+from gpuschedd.progress import take_sighting
+from gpuschedd.runner import DISOBEDIENCE_S, Runner, Sighting
+from gpuschedd.store import Payload
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """Where and how this daemon's jobs run."""
+
+    state_dir: Path
+    instance: str
+    is_system: bool
+    launch: str  # "direct" or "pid1"
+    exec_jobs: bool
+    sim_dir: Path | None
+
+    @property
+    def jobs_root(self) -> Path:
+        """Parent of the job directories."""
+        return self.state_dir / "jobs"
+
+    @property
+    def scripts_dir(self) -> Path:
+        """Where submitted scripts lie while their attempt lives."""
+        return self.state_dir / "scripts"
+
+    @property
+    def hint_socket(self) -> Path:
+        """Where supervisors send their hints."""
+        return self.state_dir / "hint.sock"
+
+
+class Actions:
+    """Turns committed changes into work for the runner."""
+
+    def __init__(
+        self,
+        controller: Controller,
+        launcher: Launcher,
+        around: Surroundings,
+        gpu_info: Callable[[], dict[GpuUuid, GpuInfo]],
+        job_gone: Callable[[Job], None],
+    ) -> None:
+        """`gpu_info`: the last inventory; `job_gone` hears of each job whose GPUs become free."""
+        self._controller = controller
+        self._around = around
+        self._gpu_info = gpu_info
+        self._job_gone = job_gone
+        self.runner = Runner(launcher, around.jobs_root, around.instance, self._report)
+        self._stop_timers: dict[JobId, asyncio.TimerHandle] = {}
+        controller.on_commit.append(self._after_commit)
+
+    async def recover_all(self) -> None:
+        """At start-up: every job that held GPUs is looked for, and its state follows."""
+        held = [job for job in self._controller.state.jobs.values() if job.holds_gpus]
+        await asyncio.gather(
+            *(
+                self.runner.recover(
+                    (job.job_id, job.attempt),
+                    job.uid,
+                    orders_of(job),
+                    ran=job.state is not JobState.CONFIGURING,
+                )
+                for job in held
+            )
+        )
+
+    def _report(self, sighting: Sighting) -> None:
+        if sighting.storage_error is not None:
+            self._controller.block_storage(sighting.storage_error)
+        clock = self._controller.clock
+        self._controller.tell(lambda batch: take_sighting(batch, clock, sighting))
+
+    def _after_commit(self, committed: Committed) -> None:
+        for change in committed.changes:
+            self._follow(change)
+
+    def _follow(self, change: Change) -> None:
+        before, after = change.before, change.after
+        if before is None:
+            return
+        if before.holds_gpus and not (after.holds_gpus and after.attempt == before.attempt):
+            self._drop_timer(after.job_id)
+            self.runner.forget((before.job_id, before.attempt))
+            self._job_gone(before)
+        elif after.state is JobState.CONFIGURING and not before.holds_gpus:
+            key = (after.job_id, after.attempt)
+            self.runner.launch(key, after.uid, self._spec_maker(after))
+        elif after.holds_gpus:
+            self._follow_orders(before, after)
+
+    def _follow_orders(self, before: Job, after: Job) -> None:
+        key, orders = (after.job_id, after.attempt), orders_of(after)
+        if after.cancel is not None and before.cancel is None:
+            self._arm_timer(after)
+            if after.state is JobState.CONFIGURING:
+                self.runner.fence(key, orders)
+                return
+        if orders != orders_of(before):
+            self.runner.order(key, orders)
+
+    def _arm_timer(self, job: Job) -> None:
+        """A supervisor that does not obey a cancel is stopped itself."""
+        delay_s = self._controller.state.policy.kill_grace_s + DISOBEDIENCE_S
+        loop = asyncio.get_running_loop()
+        self._stop_timers[job.job_id] = loop.call_later(
+            delay_s, self.runner.stop_disobedient, (job.job_id, job.attempt)
+        )
+
+    def _drop_timer(self, job_id: JobId) -> None:
+        timer = self._stop_timers.pop(job_id, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _spec_maker(self, job: Job) -> Callable[[], Awaitable[Spec | None]]:
+        async def make() -> Spec | None:
+            present = self._controller.state.jobs.get(job.job_id)
+            if present is None or present.attempt != job.attempt or present.cancel is not None:
+                return None  # its cancel is on the way, and fences it
+            payload = await self._controller.in_database(lambda store: store.payload(job.job_id))
+            assert payload is not None, "a live job has its payload"
+            return self._spec(present, payload)
+
+        return make
+
+    def _spec(self, job: Job, payload: Payload) -> Spec:
+        given = self._given(job, payload)
+        around = self._around
+        return Spec(
+            job_id=job.job_id,
+            attempt=job.attempt,
+            instance=around.instance,
+            mode="system" if around.is_system else "user",
+            launch="pid1" if around.launch == "pid1" else "direct",
+            user=job.user,
+            uid=job.uid,
+            name=job.name,
+            argv=payload.argv,
+            script=payload.script,
+            cwd=payload.cwd,
+            environment=jobenv.environment_of(payload.environment, given),
+            umask=payload.umask,
+            rlimits=payload.rlimits,
+            output=jobenv.expand(payload.output or jobenv.DEFAULT_OUTPUT, given),
+            error=None if payload.error is None else jobenv.expand(payload.error, given),
+            time_limit_s=job.request.time_limit_s,
+            kill_grace_s=self._controller.state.policy.kill_grace_s,
+            hint_socket=os.fspath(around.hint_socket),
+            scripts_dir=os.fspath(around.scripts_dir),
+            no_exec=not around.exec_jobs,
+        )
+
+    def _given(self, job: Job, payload: Payload) -> jobenv.Given:
+        """What the job was given, in the order of the GPUs' indices."""
+        known = self._gpu_info()
+        indices = self._controller.state.gpu_index_of()
+        uuids = sorted((grant.uuid for grant in job.grants), key=lambda uuid: indices.get(uuid, -1))
+        numbers = [indices.get(uuid, -1) for uuid in uuids]
+        is_mig = any(uuid in known and known[uuid].parent_uuid for uuid in uuids)
+        visible = [str(uuid) for uuid in uuids] if is_mig else [str(number) for number in numbers]
+        return jobenv.Given(
+            job_id=job.job_id,
+            attempt=job.attempt,
+            instance=self._around.instance,
+            name=job.name,
+            user=job.user,
+            submit_dir=payload.cwd,
+            gpu_uuids=[str(uuid) for uuid in uuids],
+            gpu_indices=numbers,
+            vram_bytes=job.request.vram_bytes,
+            visible_devices=visible,
+            sim_dir=None if self._around.sim_dir is None else os.fspath(self._around.sim_dir),
+        )
+
+
+def orders_of(job: Job) -> Orders:
+    """All that is ordered of a job so far; written whole each time."""
+    limit_s = job.request.time_limit_s
+    cancel = job.cancel
+    return Orders(
+        time_limit_s=math.inf if limit_s is None else limit_s,
+        cancel=None if cancel is None else Cancel(cancel.by, cancel.at_s, cancel.reason),
+        signals=job.signals,
+    )

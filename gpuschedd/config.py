@@ -1,0 +1,310 @@
+"""The configuration file: typed TOML, every key known, every refusal with its line and cure.
+
+Reads one file and `--set` overrides; decides nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from gpusched_client.errors import Invalid
+from gpusched_client.units import UNLIMITED_S, parse_bytes, parse_duration
+
+CONFIG_BYTES_MAX = 256 * 1024
+_MIB = 2**20
+
+
+class ConfigError(Exception):
+    """A file or a value that cannot be used; the text names line, value and cure."""
+
+
+Parse = Callable[[Any], Any]
+
+
+def _key(default: Any, parse: Parse, doc: str) -> Any:
+    """A dataclass field that knows how its TOML value is read and what it means."""
+    return field(default=default, metadata={"parse": parse, "doc": doc})
+
+
+def _integer(low: int, high: int) -> Parse:
+    def parse(value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise ValueError(f"must be a whole number from {low} to {high}")
+        return value
+
+    return parse
+
+
+def _number(low: float, high: float) -> Parse:
+    def parse(value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError(f"must be a number from {low:g} to {high:g}")
+        if not low <= float(value) <= high:
+            raise ValueError(f"must be a number from {low:g} to {high:g}")
+        return float(value)
+
+    return parse
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("must be true or false")
+    return value
+
+
+def _choice(*words: str) -> Parse:
+    def parse(value: Any) -> str:
+        if value not in words:
+            raise ValueError("must be one of " + ", ".join(f'"{word}"' for word in words))
+        return str(value)
+
+    return parse
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or len(value) > 1_000 or "\0" in value:
+        raise ValueError("must be a text of at most 1,000 characters")
+    return value
+
+
+def _bytes(value: Any) -> int:
+    """ "512M", "18G"; a bare number is MiB."""
+    try:
+        return parse_bytes(str(value))
+    except Invalid as error:
+        raise ValueError(str(error)) from error
+
+
+def _seconds(value: Any) -> float:
+    """ "10s", "2h", "7d"; a bare number is seconds."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if value < 0:
+            raise ValueError("must not be negative")
+        return float(value)
+    text = str(value)
+    if text.isdecimal():
+        raise ValueError(
+            f"write {text} without quotes for seconds, or with a unit: {text}s, {text}m"
+        )
+    try:
+        seconds = parse_duration(text)
+    except Invalid as error:
+        raise ValueError(str(error)) from error
+    if seconds == UNLIMITED_S:
+        raise ValueError("must be a duration such as 10s, 2h or 7d")
+    return float(seconds)
+
+
+def _limit(value: Any) -> float | None:
+    """A duration, or "unlimited"."""
+    return None if value == "unlimited" else _seconds(value)
+
+
+def _horizon(value: Any) -> float:
+    """A duration, or "inf"."""
+    return float("inf") if value in ("inf", float("inf")) else _seconds(value)
+
+
+def _gpu_list(value: Any) -> tuple[int | str, ...]:
+    if not isinstance(value, list) or not all(
+        isinstance(item, int | str) and not isinstance(item, bool) for item in value
+    ):
+        raise ValueError('must be a list of GPU indices or UUIDs, such as [0, "GPU-..."]')
+    return tuple(value)
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise ValueError("must be a list of texts")
+    return tuple(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduling:
+    """Who runs next."""
+
+    backfill: str = _key(
+        "easy", _choice("easy", "before-reservation", "off"), "how jobs pass a blocked one"
+    )
+    promise_within_s: float = _key(86_400.0, _horizon, "reservations this near become promises")
+    w_fair: float = _key(1000.0, _number(0, 1e6), "weight of the fair-share factor")
+    w_age_per_h: float = _key(10.0, _number(1e-6, 1e6), "weight of an hour of waiting")
+    half_life_s: float = _key(7 * 86_400.0, _seconds, "usage halves in this time")
+    age_jobs_per_user: int = _key(1, _integer(0, 100_000), "jobs per user that age; 0 = all")
+    default_time_limit_s: float | None = _key(None, _limit, "for jobs without --time")
+    max_time_limit_s: float | None = _key(None, _limit, "the longest limit a user may ask")
+    kill_grace_s: float = _key(10.0, _seconds, "between TERM and KILL")
+    max_cpu_jobs: int = _key(
+        os.cpu_count() or 1, _integer(0, 100_000), "jobs without a GPU that run at once"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """How jobs share a GPU."""
+
+    across_users: bool = _key(True, _flag, "jobs of different users may share a GPU")
+    max_jobs_per_gpu: int = _key(4, _integer(1, 1_000), "shared jobs on one GPU")
+    margin_bytes: int = _key(512 * _MIB, _bytes, "VRAM held with each declaration")
+    min_share: float = _key(0.25, _number(0, 1), "least part of a GPU a shared job is charged")
+    spike_buffer: float = _key(0.1, _number(0, 10), "added to observed peaks of foreign use")
+    idle_threshold_bytes: int = _key(200 * _MIB, _bytes, "foreign use that still counts as idle")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one user may have."""
+
+    queued_jobs: int = _key(10_000, _integer(1, 1_000_000), "jobs that are not final, per user")
+    queued_jobs_all: int = _key(100_000, _integer(1, 10_000_000), "the same over all users")
+    connections: int = _key(256, _integer(1, 100_000), "connections per user")
+    connections_all: int = _key(4_096, _integer(8, 1_000_000), "connections in all")
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Everything that can be set. TOML names are the field names without their unit."""
+
+    simulate: str = _key("", _text, 'simulated GPUs, such as "4x24G" or "2x80G+2x24G"')
+    gpus: tuple[int | str, ...] = _key((), _gpu_list, "only these GPUs, by index or UUID; [] = all")
+    exec_jobs: bool = _key(True, _flag, "false: jobs hold their GPUs and run nothing")
+    admin_group: str = _key("", _text, "members administer the scheduler, as root does")
+    private: bool = _key(False, _flag, "hide other users' job names, commands and directories")
+    gpu_sample_interval_s: float = _key(1.0, _seconds, "between two looks at the GPUs")
+    shares: tuple[tuple[str, float], ...] = ()
+    billing: tuple[tuple[str, float], ...] = ()
+    scheduling: Scheduling = Scheduling()
+    sharing: Sharing = Sharing()
+    limits: Limits = Limits()
+
+
+_UNIT_ENDINGS = ("_per_h", "_bytes", "_s")
+
+
+def toml_name(field_name: str) -> str:
+    """The key in the file: the field's name without its unit."""
+    for ending in _UNIT_ENDINGS:
+        if field_name.endswith(ending):
+            return field_name.removesuffix(ending)
+    return field_name
+
+
+def load(path: Path, overrides: Iterable[str] = (), base: Config | None = None) -> Config:
+    """The configuration in path (a missing file is an empty one) with KEY=VALUE overrides on top.
+
+    Raises ConfigError.
+    """
+    text = _read(path)
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not TOML: {error}") from error
+    config: Config = _merge(base or Config(), table, _Where(str(path), text))
+    for override in overrides:
+        config = _override(config, override)
+    return config
+
+
+def _read(path: Path) -> str:
+    try:
+        size = path.stat().st_size
+        if size > CONFIG_BYTES_MAX:
+            raise ConfigError(f"{path}: {size} bytes; the limit is {CONFIG_BYTES_MAX}")
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Where:
+    """Finds the line of a key, for messages."""
+
+    source: str
+    text: str
+
+    def line_of(self, key: str) -> str:
+        pattern = re.compile(rf"^\s*(\[+\s*)?[\"']?{re.escape(key)}[\"']?\s*(=|\]|\.)")
+        for number, line in enumerate(self.text.splitlines(), start=1):
+            if pattern.match(line):
+                return f"{self.source}:{number}"
+        return self.source
+
+
+def _merge(section: Any, table: Mapping[str, Any], where: _Where, prefix: str = "") -> Any:
+    """section with the table's values; unknown keys and bad values raise ConfigError."""
+    known = {toml_name(item.name): item for item in fields(section)}
+    changes: dict[str, Any] = {}
+    for key, value in table.items():
+        item = known.get(key)
+        if item is None:
+            names = ", ".join(sorted(known))
+            raise ConfigError(
+                f"{where.line_of(key)}: unknown key {prefix}{key!s}; known here: {names}"
+            )
+        changes[item.name] = _value(getattr(section, item.name), item, key, value, where, prefix)
+    return replace(section, **changes)
+
+
+def _value(current: Any, item: Any, key: str, value: Any, where: _Where, prefix: str) -> Any:
+    """One value, parsed by its field; nested tables recurse."""
+    try:
+        if is_dataclass(current):
+            if not isinstance(value, dict):
+                raise ValueError("must be a table")
+            return _merge(current, value, where, f"{prefix}{key}.")
+        if item.name in ("shares", "billing"):
+            return _weights(value)
+        return item.metadata["parse"](value)
+    except ValueError as error:
+        raise ConfigError(f"{where.line_of(key)}: {prefix}{key} = {value!r}: {error}") from error
+
+
+def _weights(value: Any) -> tuple[tuple[str, float], ...]:
+    """An ordered table of name = number >= 0; the first match wins."""
+    if not isinstance(value, dict):
+        raise ValueError("must be a table of name = number")
+    number = _number(0, 1e9)
+    return tuple((str(name), number(weight)) for name, weight in value.items())
+
+
+def _override(config: Config, text: str) -> Config:
+    """One --set KEY=VALUE; VALUE is TOML, or a bare text."""
+    key, separator, raw = text.partition("=")
+    if not separator:
+        raise ConfigError(f"--set {text}: must be KEY=VALUE, such as scheduling.backfill=off")
+    try:
+        value = tomllib.loads(f"value = {raw}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = raw
+    table: Any = value
+    for part in reversed(key.strip().split(".")):
+        table = {part: table}
+    merged: Config = _merge(config, table, _Where(f"--set {key}", ""))
+    return merged
+
+
+def with_limits(config: Config, default_s: float, most_s: float) -> Config:
+    """The configuration with other time limits for jobs: what system mode begins from."""
+    scheduling = replace(config.scheduling, default_time_limit_s=default_s, max_time_limit_s=most_s)
+    return replace(config, scheduling=scheduling)
+
+
+def changed_keys(before: Any, after: Any, prefix: str = "") -> tuple[str, ...]:
+    """The TOML names of the keys whose values differ."""
+    changed: list[str] = []
+    for item in fields(before):
+        old, new = getattr(before, item.name), getattr(after, item.name)
+        name = prefix + toml_name(item.name)
+        if is_dataclass(old):
+            changed += changed_keys(old, new, f"{name}.")
+        elif old != new:
+            changed.append(name)
+    return tuple(changed)

@@ -1,0 +1,643 @@
+"""One method, one right, one function: what a request means once it is decoded and its peer known.
+
+Authorises, asks the controller or the books, and builds the response. Knows no socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any, Protocol, TypeVar
+
+from gpusched_client import protocol
+from gpusched_client.errors import Conflict, Denied, LimitReached, NotFound
+from gpusched_client.protocol import (
+    PROTOCOL_VERSION,
+    CancelRequest,
+    CancelResult,
+    DrainRequest,
+    DrainResult,
+    GpusRequest,
+    GpusResult,
+    GpuView,
+    Hello,
+    HelloResult,
+    JobQuery,
+    JobsRequest,
+    JobsResult,
+    JobView,
+    QueueRequest,
+    QueueResult,
+    ReloadRequest,
+    ReloadResult,
+    Request,
+    Response,
+    ResumeRequest,
+    ResumeResult,
+    StatsRequest,
+    StatsResult,
+    SubmitRequest,
+    SubmitResult,
+    UpdateRequest,
+    UpdateResult,
+    UsageRequest,
+    UsageResult,
+    UsageView,
+    WaitRequest,
+    WaitResult,
+    WatchRequest,
+    WatchResult,
+)
+from gpusched_client.terms import GpuUuid, JobId, JobState
+from gpuschedd import __version__, orders, views
+from gpuschedd.audience import WATCHERS_MAX, Audience, Watcher
+from gpuschedd.controller import Controller
+from gpuschedd.core import forecast
+from gpuschedd.core.fairshare import share_of
+from gpuschedd.core.lifecycle import Job
+from gpuschedd.core.model import ExpectedStart, GpuState, Plan
+from gpuschedd.core.plan import plan as make_plan
+from gpuschedd.core.plan import reason_of
+from gpuschedd.core.priority import queue_order
+from gpuschedd.orders import Caller
+from gpuschedd.peer import Peer, in_group, user_name
+from gpuschedd.state import Batch
+from gpuschedd.store import AuditRow, Event, History
+
+DENIALS_AN_HOUR_MAX = 100  # audit rows of denials per uid and hour; the rest is only counted
+EXPECTED_FIRST = 200
+WAITS_PER_UID_MAX = 1_000
+
+T = TypeVar("T")
+
+
+class Right(Enum):
+    """Who may call a method. OWNER: the owner of the named jobs, or an admin, judged per job."""
+
+    ALL = "all"
+    OWNER = "owner"
+    ADMIN = "admin"
+
+
+#: Every method of the protocol has its line here; one without is refused.
+RIGHTS: Mapping[str, Right] = {
+    "hello": Right.ALL,
+    "submit": Right.ALL,
+    "jobs": Right.ALL,
+    "queue": Right.ALL,
+    "job": Right.ALL,
+    "cancel": Right.OWNER,
+    "update": Right.OWNER,
+    "wait": Right.ALL,
+    "watch": Right.ALL,
+    "gpus": Right.ALL,
+    "usage": Right.ALL,
+    "stats": Right.ALL,
+    "drain": Right.ADMIN,
+    "resume": Right.ADMIN,
+    "reload": Right.ADMIN,
+}
+
+
+class Connection(Protocol):
+    """What a handler may do with the connection beyond its one reply."""
+
+    @property
+    def peer(self) -> Peer:
+        """Who is at the other end."""
+
+    def notify(self, method: str, params: Mapping[str, Any]) -> bool:
+        """Send a notification; False while the reader is too far behind."""
+
+    def on_close(self, callback: Callable[[], None]) -> None:
+        """Call back when the connection is gone."""
+
+    def keep_open(self) -> None:
+        """A watch is on: the connection may be silent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What only main knows of the GPUs' edge."""
+
+    mode: str
+    own_uid: int
+    gpus_stale: Callable[[], bool]
+    gpus_used: Callable[[], Mapping[GpuUuid, views.UsedGpu]]
+    gpu_problem: Callable[[], str | None]
+    retake_gpus: Callable[[], None]
+    reload: Callable[[], Awaitable[tuple[str, ...]]]
+
+
+class Handlers:
+    """The methods of the wire."""
+
+    def __init__(
+        self, controller: Controller, history: History, audience: Audience, outlook: Outlook
+    ) -> None:
+        self._controller = controller
+        self._history = history
+        self._audience = audience
+        self._outlook = outlook
+        self._readers = ThreadPoolExecutor(1, thread_name_prefix="history")
+        self._callers: dict[int, asyncio.Future[Caller]] = {}
+        self._expected: tuple[Plan | None, dict[JobId, ExpectedStart]] = (None, {})
+        self._denials: dict[tuple[int, int], int] = {}
+        self._waits: dict[int, int] = {}
+        self._table: dict[type[Request], Callable[..., Awaitable[Response]]] = {
+            Hello: self._hello,
+            SubmitRequest: self._submit,
+            JobsRequest: self._jobs,
+            QueueRequest: self._queue,
+            JobQuery: self._job,
+            CancelRequest: self._cancel,
+            UpdateRequest: self._update,
+            WaitRequest: self._wait,
+            WatchRequest: self._watch,
+            GpusRequest: self._gpus,
+            UsageRequest: self._usage,
+            StatsRequest: self._stats,
+            DrainRequest: self._drain,
+            ResumeRequest: self._resume,
+            ReloadRequest: self._reload,
+        }
+
+    async def handle(self, connection: Connection, method: str, request: Request) -> Response:
+        """Authorise and answer. Raises GpuschedError."""
+        caller = await self._caller(connection.peer)
+        right = RIGHTS.get(method)
+        if right is None or (right is Right.ADMIN and not caller.is_admin):
+            self._audit_denial(caller, method, "not an admin")
+            raise Denied(f"{method} is for admins; you are {caller.user} (uid {caller.uid})")
+        return await self._table[type(request)](connection, caller, request)
+
+    def close(self) -> None:
+        """End the reader thread and its connection."""
+        self._readers.shutdown(wait=True)
+        self._history.close()
+
+    # --- who ----------------------------------------------------------------------------------
+
+    async def _caller(self, peer: Peer) -> Caller:
+        """The peer with name and rights, asked of the system at most once a minute per uid.
+
+        Requests that wait for the same answer go on in the order they came.
+        """
+        known = self._callers.get(peer.uid)
+        if known is None:
+            known = asyncio.ensure_future(asyncio.to_thread(self._look_up, peer))
+            self._callers[peer.uid] = known
+            asyncio.get_running_loop().call_later(60.0, self._callers.pop, peer.uid, None)
+        caller = known.result() if known.done() else await asyncio.shield(known)
+        return caller if caller.pid == peer.pid else replace(caller, pid=peer.pid)
+
+    def _look_up(self, peer: Peer) -> Caller:
+        group = self._controller.state.config.admin_group
+        is_admin = (
+            peer.uid == self._outlook.own_uid
+            if self._outlook.mode == "user"
+            else peer.uid == 0 or (bool(group) and in_group(peer.uid, group))
+        )
+        return Caller(peer.uid, user_name(peer.uid), peer.pid, is_admin)
+
+    def forget_callers(self) -> None:
+        """The configuration changed: rights are looked up again."""
+        self._callers.clear()
+
+    def _audit_denial(self, caller: Caller, method: str, detail: str) -> None:
+        """On record, up to a number an hour; a flood of denials does not become a flood of rows."""
+        now_s = self._controller.clock.wall_s()
+        key = (caller.uid, int(now_s // 3600))
+        count = self._denials.get(key, 0) + 1
+        if key not in self._denials:
+            self._denials = {k: n for k, n in self._denials.items() if k[1] >= key[1]}
+        self._denials[key] = count
+        self._controller.counters["denials"] = self._controller.counters.get("denials", 0) + 1
+        if count <= DENIALS_AN_HOUR_MAX:
+            row = AuditRow(now_s, caller.uid, caller.pid, method, "denied", detail)
+            self._controller.tell(lambda batch: batch.audits.append(row))
+
+    def _hides(self, caller: Caller, job: Job) -> bool:
+        return self._controller.state.config.private and not caller.may_change(job)
+
+    async def _read(self, work: Callable[[History], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(
+            self._readers, lambda: work(self._history)
+        )
+
+    # --- methods ------------------------------------------------------------------------------
+
+    async def _hello(self, _connection: Connection, caller: Caller, _request: Hello) -> Response:
+        return HelloResult(
+            protocol=PROTOCOL_VERSION,
+            version=__version__,
+            mode=self._outlook.mode,
+            uid=caller.uid,
+            user=caller.user,
+            admin=caller.is_admin,
+        )
+
+    async def _submit(
+        self, _connection: Connection, caller: Caller, request: SubmitRequest
+    ) -> Response:
+        if request.dry_run:
+            return self._dry_run(caller, request)
+        earlier = None
+        state, key = self._controller.state, (caller.uid, request.submission_id or "")
+        if request.submission_id and state.submissions_forgotten and key not in state.submissions:
+            earlier = await self._read(lambda history: history.submission(*key))
+        result: SubmitResult = await self._controller.ask(
+            lambda batch: orders.submit(batch, caller, request, earlier)
+        )
+        return result
+
+    def _dry_run(self, caller: Caller, request: SubmitRequest) -> SubmitResult:
+        """What would happen to the jobs if they were submitted now. Stores nothing."""
+        state = self._controller.state
+        batch = self._controller.new_batch()
+        child = batch.child()
+        result = orders.submit(child, caller, replace(request, submission_id=None), None)
+        trial = [child.job(JobId(job_id)) for job_id in result.job_ids]
+        jobs = [job for job in trial if job is not None and job.hold is None]
+        snapshot = self._controller.snapshot_with(jobs)
+        made = make_plan(snapshot, state.policy, len(jobs) + 1_000)
+        indices = state.gpu_index_of()
+        starting = {start.job_id: start for start in made.starts}
+        would_start, reasons = [], []
+        for job in trial:
+            assert job is not None
+            start = starting.get(job.job_id)
+            if job.hold is not None:
+                would_start.append("")
+                reasons.append("it would be held until it is released")
+            elif start is None:
+                would_start.append("")
+                reasons.append(reason_of(made, job.job_id).text)
+            else:
+                numbers = sorted(indices.get(grant.uuid, -1) for grant in start.grants)
+                would_start.append("on GPU " + ", ".join(map(str, numbers)) if numbers else "now")
+                reasons.append("")
+        return replace(result, job_ids=(), would_start=tuple(would_start), reasons=tuple(reasons))
+
+    async def _jobs(
+        self, _connection: Connection, caller: Caller, request: JobsRequest
+    ) -> Response:
+        since_s = None
+        if request.ended_within_s is not None:
+            since_s = self._controller.clock.wall_s() - request.ended_within_s
+        names, uids = _names_and_uids(request.users)
+        jobs, total = await self._read(
+            lambda history: history.jobs(
+                ids=None if request.ids is None else [JobId(job_id) for job_id in request.ids],
+                uids=uids,
+                users=names,
+                states=None if request.states is None else [str(s) for s in request.states],
+                name=request.name,
+                ended_since_s=since_s,
+                before_id=None if request.before_id is None else JobId(request.before_id),
+                limit=request.limit,
+            )
+        )
+        return JobsResult(jobs=self._views(caller, jobs), total=total)
+
+    def _views(self, caller: Caller, jobs: Iterable[Job]) -> tuple[JobView, ...]:
+        state, clock = self._controller.state, self._controller.clock
+        expected = self._expected_starts()
+        return tuple(
+            views.job_view(
+                state,
+                clock,
+                state.jobs.get(job.job_id, job),
+                expected,
+                hidden=self._hides(caller, job),
+            )
+            for job in jobs
+        )
+
+    def _expected_starts(self) -> dict[JobId, ExpectedStart]:
+        """The separate walk, once per pass and only when somebody looks."""
+        made = self._controller.state.plan
+        if made is None:
+            return {}
+        if self._expected[0] is not made:
+            walked = forecast.expected_starts(
+                self._controller.snapshot(), self._controller.state.policy, EXPECTED_FIRST
+            )
+            self._expected = (made, {entry.job_id: entry for entry in walked})
+        return self._expected[1]
+
+    async def _queue(
+        self, _connection: Connection, caller: Caller, request: QueueRequest
+    ) -> Response:
+        state = self._controller.state
+        ordered = [
+            (state.jobs[waiting.job_id], parts)
+            for waiting, parts in queue_order(self._controller.snapshot(), state.policy)
+            if waiting.job_id in state.jobs
+        ]
+        queued = {job.job_id for job, _ in ordered}
+        others = [
+            job
+            for job in state.jobs.values()
+            if job.state is JobState.PENDING and job.job_id not in queued
+        ]
+        rows: list[tuple[Job, float | None]] = [(job, parts.priority) for job, parts in ordered]
+        rows += [(job, None) for job in sorted(others, key=lambda job: job.job_id)]
+        begin = 0
+        if request.after is not None:
+            ids = [job.job_id for job, _ in rows]
+            begin = ids.index(JobId(request.after)) + 1 if request.after in ids else len(ids)
+        page = rows[begin : begin + request.limit]
+        shown = self._views(caller, [job for job, _ in page])
+        return QueueResult(
+            jobs=tuple(
+                replace(view, queue_position=begin + place + 1, priority=priority)
+                for place, (view, (_, priority)) in enumerate(zip(shown, page, strict=True))
+            ),
+            total=len(rows),
+        )
+
+    async def _job(self, _connection: Connection, caller: Caller, request: JobQuery) -> Response:
+        job_id = JobId(request.job_id)
+        job = await self._find(job_id)
+        (view,) = self._views(caller, [job])
+        if not caller.may_change(job):
+            return view
+        payload, events, promise = await self._read(
+            lambda history: (
+                history.payload(job_id),
+                history.events(job_id),
+                history.promise_of(job_id),
+            )
+        )
+        view = views.with_request(view, payload)
+        state = self._controller.state
+        parts = state.plan.priorities.get(job_id) if state.plan is not None else None
+        if job.state is JobState.PENDING and job_id in state.queues:
+            view = self._explained(view, job)
+        if promise is not None and view.promised_start_s is None:
+            view = replace(view, promised_start_s=promise.start_by_s)
+        return replace(
+            view,
+            events=tuple(views.job_event(event) for event in events),
+            priority_parts=None
+            if parts is None
+            else {"fair": parts.fair, "age": parts.age, "nice": parts.nice},
+        )
+
+    def _explained(self, view: JobView, job: Job) -> JobView:
+        """The changes to the request with which the job would start now."""
+        found = forecast.counterfactuals(
+            self._controller.snapshot(), self._controller.state.policy, job.job_id
+        )
+        return replace(view, explanations=tuple(f"would start now {entry.text}" for entry in found))
+
+    async def _find(self, job_id: JobId) -> Job:
+        job = self._controller.state.jobs.get(job_id)
+        if job is None:
+            job = await self._read(lambda history: history.job(job_id))
+        if job is None:
+            raise NotFound(f"there is no job {job_id}", {"job_id": job_id})
+        return job
+
+    async def _cancel(
+        self, _connection: Connection, caller: Caller, request: CancelRequest
+    ) -> Response:
+        outcomes = await self._controller.ask(lambda batch: orders.cancel(batch, caller, request))
+        outcomes = await self._with_finals(caller, outcomes, self._cancel_of_final)
+        self._audit_outcomes(caller, "cancel", outcomes)
+        return CancelResult(outcomes=outcomes)
+
+    @staticmethod
+    def _cancel_of_final(job: Job) -> protocol.Outcome:
+        """Idempotent: a job that is over already is no error."""
+        return protocol.Outcome(job_id=job.job_id, text=f"was {job.state} already", state=job.state)
+
+    @staticmethod
+    def _update_of_final(job: Job) -> protocol.Outcome:
+        return protocol.Outcome(
+            job_id=job.job_id,
+            code=Conflict.code,
+            text=f"job {job.job_id} is {job.state}; it cannot be changed any more",
+            state=job.state,
+        )
+
+    async def _with_finals(
+        self,
+        caller: Caller,
+        outcomes: tuple[protocol.Outcome, ...],
+        of_final: Callable[[Job], protocol.Outcome],
+    ) -> tuple[protocol.Outcome, ...]:
+        """Jobs that are not live may be in the books: they are over, not unknown."""
+        missed = [JobId(entry.job_id) for entry in outcomes if entry.code == NotFound.code]
+        if not missed:
+            return outcomes
+        jobs, _ = await self._read(lambda history: history.jobs(ids=missed))
+        found = {job.job_id: job for job in jobs}
+
+        def outcome_of(entry: protocol.Outcome) -> protocol.Outcome:
+            job = found.get(JobId(entry.job_id))
+            if entry.code != NotFound.code or job is None:
+                return entry
+            if not caller.may_change(job):
+                denied = orders.not_yours(job)
+                return replace(entry, code=denied.code, text=denied.message)
+            return of_final(job)
+
+        return tuple(outcome_of(entry) for entry in outcomes)
+
+    def _audit_outcomes(
+        self, caller: Caller, method: str, outcomes: Iterable[protocol.Outcome]
+    ) -> None:
+        for outcome in outcomes:
+            if outcome.code == "denied":
+                self._audit_denial(caller, method, f"job {outcome.job_id}")
+
+    async def _update(
+        self, _connection: Connection, caller: Caller, request: UpdateRequest
+    ) -> Response:
+        controller = self._controller
+        outcomes = await controller.ask(
+            lambda batch: orders.update(
+                batch,
+                caller,
+                request,
+                controller.snapshot() if request.time_limit_s is not None else None,
+            )
+        )
+        outcomes = await self._with_finals(caller, outcomes, self._update_of_final)
+        self._audit_outcomes(caller, "update", outcomes)
+        return UpdateResult(outcomes=outcomes)
+
+    async def _wait(
+        self, _connection: Connection, caller: Caller, request: WaitRequest
+    ) -> Response:
+        job_ids = [JobId(job_id) for job_id in request.job_ids]
+        for job_id in job_ids:
+            await self._find(job_id)
+        if self._waits.get(caller.uid, 0) >= WAITS_PER_UID_MAX:
+            raise LimitReached(f"{WAITS_PER_UID_MAX} waits are open already; that is the limit")
+        self._waits[caller.uid] = self._waits.get(caller.uid, 0) + 1
+        try:
+            done = await self._audience.wait_final(
+                job_ids, self._controller.state.jobs.__contains__, request.timeout_s
+            )
+        finally:
+            self._waits[caller.uid] -= 1
+        jobs = [await self._find(job_id) for job_id in job_ids]
+        return WaitResult(jobs=self._views(caller, jobs), timed_out=not done)
+
+    async def _watch(
+        self, connection: Connection, caller: Caller, request: WatchRequest
+    ) -> Response:
+        if len(self._audience.watchers) >= WATCHERS_MAX:
+            raise LimitReached(f"{WATCHERS_MAX} watchers are there already; that is the limit")
+
+        def send(number: int, event: Event) -> bool:
+            shown = self._event(caller, number, event)
+            return connection.notify(protocol.EVENT_METHOD, shown.to_wire())
+
+        last = self._controller.last_event_id
+        watcher = Watcher(send)
+        self._audience.watchers.add(watcher)
+        connection.on_close(lambda: self._audience.watchers.discard(watcher))
+        connection.keep_open()
+        if request.since is not None and request.since < last:
+            since = request.since
+            watcher.hold()
+            missed = await self._read(lambda history: history.events_since(since, last))
+            asyncio.get_running_loop().call_soon(watcher.release, missed)
+        return WatchResult(last_event_id=last)
+
+    def _event(self, caller: Caller, number: int, event: Event) -> protocol.Event:
+        private = self._controller.state.config.private
+        own = caller.is_admin or event.uid in (None, caller.uid)
+        data = dict(event.data) if own or not private else {}
+        return protocol.Event(
+            event_id=number,
+            at_s=event.at_s,
+            kind=event.kind,
+            job_id=event.job_id,
+            uid=event.uid,
+            text=views.event_text(event) if own or not private else "",
+            data=data,
+        )
+
+    async def _gpus(
+        self, _connection: Connection, _caller: Caller, _request: GpusRequest
+    ) -> Response:
+        return GpusResult(gpus=tuple(self._gpu_views()))
+
+    def _gpu_views(self) -> list[GpuView]:
+        return views.gpu_views(
+            self._controller.state, self._outlook.gpus_used(), stale=self._outlook.gpus_stale()
+        )
+
+    async def _usage(
+        self, _connection: Connection, _caller: Caller, _request: UsageRequest
+    ) -> Response:
+        controller = self._controller
+        state, snapshot = controller.state, controller.snapshot()
+        names = dict(state.user_of) | controller.account_users()
+        users = []
+        for uid, user in names.items():
+            standing = snapshot.standings.get(uid)
+            own = [state.jobs[job_id] for job_id in state.holding if state.jobs[job_id].uid == uid]
+            users.append(
+                UsageView(
+                    user=user,
+                    uid=uid,
+                    usage_gpu_s=state.accounts.usage(uid, snapshot.now_s),
+                    shares=standing.share if standing else share_of(user, (), state.policy),
+                    factor=standing.factor if standing else None,
+                    running_jobs=len(own),
+                    running_gpus=controller.running_rate(uid),
+                    pending_jobs=state.live_of[uid] - len(own),
+                )
+            )
+        users.sort(key=lambda view: (-(view.factor or 0.0), view.user))
+        return UsageResult(users=tuple(users[:10_000]))
+
+    async def _stats(
+        self, _connection: Connection, _caller: Caller, _request: StatsRequest
+    ) -> Response:
+        states, promises = await self._read(
+            lambda history: (history.state_counts(), history.promise_outcomes())
+        )
+        state = self._controller.state
+        counters: dict[str, Any] = dict(self._controller.counters)
+        counters |= {f"jobs_{name.lower()}": count for name, count in states.items()}
+        counters |= {f"promises_{name}": count for name, count in promises.items()}
+        counters |= {
+            "pass_seconds_last": self._controller.pass_s_last,
+            "watchers": len(self._audience.watchers),
+            "gpus": len(state.gpus),
+            "gpus_ok": sum(gpu.state is GpuState.OK for gpu in state.gpus),
+            "gpus_stale": self._outlook.gpus_stale(),
+            "gpu_problem": self._outlook.gpu_problem() or "",
+            "storage_problem": state.storage_blocked or "",
+        }
+        return StatsResult(counters=counters)
+
+    async def _drain(
+        self, _connection: Connection, caller: Caller, request: DrainRequest
+    ) -> Response:
+        view = await self._set_drained(caller, request.gpu, request.reason, "drain")
+        return DrainResult(gpu=view)
+
+    async def _resume(
+        self, _connection: Connection, caller: Caller, request: ResumeRequest
+    ) -> Response:
+        view = await self._set_drained(caller, request.gpu, None, "resume")
+        return ResumeResult(gpu=view)
+
+    async def _set_drained(
+        self, caller: Caller, name: str, reason: str | None, method: str
+    ) -> GpuView:
+        uuid = self._gpu_named(name)
+
+        def act(batch: Batch) -> None:
+            row = batch.state.gpu_rows[uuid]
+            batch.gpu_rows[uuid] = replace(row, drained=reason)
+            batch.note("gpu_drained" if reason else "gpu_resumed", gpu=str(uuid), reason=reason)
+            batch.audits.append(
+                AuditRow(batch.wall_s, caller.uid, caller.pid, method, "done", str(uuid))
+            )
+
+        await self._controller.ask(act)
+        self._outlook.retake_gpus()
+        return next(view for view in self._gpu_views() if view.uuid == uuid)
+
+    def _gpu_named(self, name: str) -> GpuUuid:
+        gpus = self._controller.state.gpus
+        found = [
+            gpu.uuid
+            for gpu in gpus
+            if name in (str(gpu.index), gpu.uuid) or (len(name) >= 8 and gpu.uuid.startswith(name))
+        ]
+        if len(found) != 1:
+            known = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in gpus[:16]) or "none"
+            raise NotFound(f"{len(found)} GPUs are named {name!r}; known: {known}")
+        return found[0]
+
+    async def _reload(
+        self, _connection: Connection, _caller: Caller, _request: ReloadRequest
+    ) -> Response:
+        return ReloadResult(changed=await self._outlook.reload())
+
+
+def _names_and_uids(
+    users: tuple[str, ...] | None,
+) -> tuple[list[str] | None, list[int] | None]:
+    """Names, or decimal uids where all are numbers."""
+    if users is None:
+        return None, None
+    if all(user.isdecimal() for user in users):
+        return None, [int(user) for user in users]
+    return list(users), None
+
+
+__all__ = ["RIGHTS", "Connection", "Handlers", "Outlook", "Right"]

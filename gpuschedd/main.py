@@ -1,0 +1,379 @@
+"""Builds every concrete part, runs the loop, tells the service manager. No policy, no SQL."""
+
+from __future__ import annotations
+
+import asyncio
+import grp
+import logging
+import os
+import pwd
+import signal
+import socket
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gpusched_client import paths
+from gpusched_client.errors import GpuschedError
+from gpuschedd import __version__, config, places
+from gpuschedd.actions import Actions, Surroundings
+from gpuschedd.attribution import Attribution
+from gpuschedd.audience import Audience
+from gpuschedd.clock import Clock, SchedulerClock, SystemClock
+from gpuschedd.controller import Controller
+from gpuschedd.core.fairshare import Accounts
+from gpuschedd.gpus import GpuSource
+from gpuschedd.gpuwatch import GpuWatch
+from gpuschedd.handlers import Handlers, Outlook
+from gpuschedd.launcher import DirectLauncher
+from gpuschedd.notify import ServiceManager, passed_socket
+from gpuschedd.server import Server
+from gpuschedd.simclaims import SYSTEM_DIR
+from gpuschedd.simgpu import SimulatedGpus
+from gpuschedd.state import State, policy_of
+from gpuschedd.store import History, Store, StoreBroken, StoreFull, StoreUnusable
+
+log = logging.getLogger("gpuschedd")
+
+EX_TEMPFAIL = 75  # another daemon runs here
+EX_CONFIG = 78  # a restart does not help: configuration, database, places
+EX_IOERR = 74
+PRUNE_EVERY_S = 6 * 3600.0
+FIRST_SWEEP_S = 60.0  # READY=1 does not wait longer than this for the first look at the GPUs
+SYSTEM_DEFAULT_LIMIT_S, SYSTEM_MAX_LIMIT_S = 86_400.0, 7 * 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The command line, with every default filled in."""
+
+    is_system: bool
+    launch: str
+    socket: Path
+    state_dir: Path
+    config: Path
+    overrides: tuple[str, ...]
+
+
+class Daemon:
+    """All parts of one running daemon."""
+
+    def __init__(self, options: Options, settings: config.Config, clock: Clock) -> None:
+        self.options = options
+        self.settings = settings
+        self.clock = clock
+        self.manager = ServiceManager()
+        self._stop = asyncio.Event()
+
+    async def run(self) -> int:
+        """Serve until told to stop; the exit status."""
+        state_dir = self.options.state_dir
+        store = Store.open(state_dir)
+        loaded = store.load()
+        clock = SchedulerClock(self.clock, loaded.mark)
+        store.prune(clock.now_s())
+        state = State.restore(self.settings, loaded, Accounts(policy_of(self.settings)))
+        self.controller = Controller(
+            store, state, clock, groups_of, lambda: places.probe(state_dir), loaded.last_event_id
+        )
+        self.controller.restore_accounts(loaded.accounts)
+        state.rebuild_queues(clock.now_s())
+        self._build(store, loaded.instance)
+        return await self._serve()
+
+    def _build(self, store: Store, instance: str) -> None:
+        """Everything around the controller."""
+        options, state_dir = self.options, self.options.state_dir
+        sim_dir = (
+            (SYSTEM_DIR if options.is_system else state_dir / "sim") if self._simulates else None
+        )
+        around = Surroundings(
+            state_dir=state_dir,
+            instance=instance,
+            is_system=options.is_system,
+            launch=options.launch,
+            exec_jobs=self.settings.exec_jobs,
+            sim_dir=sim_dir,
+        )
+        self.source = self._source(sim_dir)
+        self.actions = Actions(
+            self.controller,
+            DirectLauncher(),
+            around,
+            lambda: self.watch.info(),
+            lambda job: self.watch.job_gone(job),
+        )
+        self.watch = GpuWatch(
+            self.source, self.controller, Attribution(self.actions.runner.supervisors)
+        )
+        self.audience = Audience()
+        self.controller.on_commit.append(self.audience.after_commit)
+        self.controller.on_commit.append(log_events)
+        self.handlers = Handlers(
+            self.controller, History(store.path), self.audience, self._outlook()
+        )
+        self.server = Server(
+            self.handlers,
+            connections_per_uid=self.settings.limits.connections,
+            connections_all=self.settings.limits.connections_all,
+            only_uid=None if options.is_system else os.getuid(),
+        )
+        self.around = around
+
+    @property
+    def _simulates(self) -> bool:
+        return bool(self.settings.simulate)
+
+    def _source(self, sim_dir: Path | None) -> GpuSource:
+        if sim_dir is not None:
+            return SimulatedGpus(self.settings.simulate, sim_dir, shared=self.options.is_system)
+        from gpuschedd.nvml import NvmlGpus
+
+        return NvmlGpus()
+
+    def _outlook(self) -> Outlook:
+        return Outlook(
+            mode="system" if self.options.is_system else "user",
+            own_uid=os.getuid(),
+            gpus_stale=lambda: self.watch.is_stale,
+            gpus_used=lambda: self.watch.used(),
+            gpu_problem=lambda: self.watch.problem,
+            retake_gpus=lambda: self.watch.retake(),
+            reload=self.reload,
+        )
+
+    async def _serve(self) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+        loop.add_signal_handler(signal.SIGHUP, self._reload_soon)
+        self.actions.runner.open_hints(self.around.hint_socket)
+        looping = asyncio.ensure_future(self.controller.run())
+        watching = asyncio.ensure_future(self.watch.run())
+        await self.actions.recover_all()
+        await self._first_sweep(looping)
+        await self.server.listen(self._listening())
+        self.manager.send("READY=1")
+        log.info("ready version=%s socket=%s", __version__, self.options.socket)
+        helpers = [
+            asyncio.ensure_future(self._prune_regularly()),
+            asyncio.ensure_future(self._feed_watchdog()),
+        ]
+        stopping = asyncio.ensure_future(self._stop.wait())
+        ends: set[asyncio.Future[Any]] = {looping, watching, stopping}
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        self.manager.send("STOPPING=1")
+        for task in (*helpers, watching, stopping):
+            task.cancel()
+        return await self._shut_down(looping, watching)
+
+    async def _first_sweep(self, looping: asyncio.Future[None]) -> None:
+        """Have GPUs, or a reason for none, before the first client asks."""
+        first = asyncio.ensure_future(self.watch.first_sweep.wait())
+        tasks: set[asyncio.Future[Any]] = {first, looping}
+        await asyncio.wait(tasks, timeout=FIRST_SWEEP_S, return_when=asyncio.FIRST_COMPLETED)
+        first.cancel()
+
+    async def _shut_down(
+        self, looping: asyncio.Future[None], watching: asyncio.Future[None]
+    ) -> int:
+        """Jobs and their supervisors live on; what is acknowledged is durable already."""
+        await self.server.close()
+        await self.controller.stop()
+        await self.actions.runner.close()
+        await self.source.close()
+        status = 0
+        for task in (looping, watching):
+            try:
+                await task
+            except asyncio.CancelledError:
+                continue
+            except StoreBroken as broken:
+                log.error("database_io_error error=%s", broken)
+                status = EX_IOERR
+            except Exception:
+                log.exception("stopped_by_bug")
+                status = 70
+        self.handlers.close()
+        self.controller.close()
+        if not self._was_passed:
+            self.options.socket.unlink(missing_ok=True)
+        log.info("stopped")
+        return status
+
+    def _listening(self) -> socket.socket:
+        passed = passed_socket()
+        self._was_passed = passed is not None
+        if passed is not None:
+            return passed
+        is_system = self.options.is_system
+        return places.bind_socket(
+            self.options.socket,
+            mode=0o666 if is_system else 0o600,
+            dir_mode=0o755 if is_system else 0o700,
+        )
+
+    async def reload(self) -> tuple[str, ...]:
+        """Read the configuration again; a bad one changes nothing and raises Invalid."""
+        from gpusched_client.errors import Invalid
+
+        try:
+            fresh = read_config(self.options)
+        except config.ConfigError as error:
+            raise Invalid(f"the configuration was not changed: {error}") from error
+        changed = config.changed_keys(self.settings, fresh)
+        self.settings = fresh
+        self.controller.reconfigure(fresh)
+        self.handlers.forget_callers()
+        self.watch.reconfigure()
+        log.info("reloaded changed=%s", ",".join(changed))
+        return changed
+
+    def _reload_soon(self) -> None:
+        self._reloading = asyncio.ensure_future(self._reload_quietly())
+
+    async def _reload_quietly(self) -> None:
+        self.manager.send("RELOADING=1")
+        try:
+            await self.reload()
+        except GpuschedError as error:
+            log.error("reload_refused error=%s", error)
+        self.manager.send("READY=1")
+
+    async def _prune_regularly(self) -> None:
+        while True:
+            await asyncio.sleep(PRUNE_EVERY_S)
+            now_s = self.controller.clock.now_s()
+            try:
+                await self.controller.in_database(partial(Store.prune, now_sched_s=now_s))
+            except StoreFull:
+                continue
+
+    async def _feed_watchdog(self) -> None:
+        """From the loop that does the work: a stuck loop is a dead daemon."""
+        if self.manager.watchdog_s is None:
+            return
+        while True:
+            self.manager.send("WATCHDOG=1")
+            await asyncio.sleep(self.manager.watchdog_s)
+
+
+def log_events(committed: object) -> None:
+    """One line per event. Never environments, never command lines."""
+    from gpuschedd.controller import Committed
+
+    assert isinstance(committed, Committed)
+    for _, event in committed.events:
+        words = " ".join(f"{key}={value}" for key, value in event.data.items() if value is not None)
+        log.info("%s job=%s uid=%s %s", event.kind, event.job_id, event.uid, words)
+
+
+def groups_of(user: str) -> tuple[str, ...]:
+    """Names of a user's groups, for `@group` lines; none where the name service knows nothing."""
+    try:
+        account = pwd.getpwnam(user)
+        numbers = os.getgrouplist(user, account.pw_gid)
+    except (KeyError, OSError):
+        return ()
+    return tuple(_group_names(numbers))
+
+
+def _group_names(numbers: Iterable[int]) -> Iterable[str]:
+    for number in numbers:
+        try:
+            yield grp.getgrgid(number).gr_name
+        except KeyError:
+            continue
+
+
+def read_config(options: Options) -> config.Config:
+    """File and --set over the defaults of the mode. Raises ConfigError."""
+    base = config.Config()
+    if options.is_system:
+        base = config.with_limits(base, SYSTEM_DEFAULT_LIMIT_S, SYSTEM_MAX_LIMIT_S)
+    return config.load(options.config, options.overrides, base)
+
+
+def _set_up_logging() -> None:
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
+    )
+
+
+def _run(options: Options) -> int:
+    """Everything after the command line; the exit status."""
+    _set_up_logging()
+    try:
+        settings = read_config(options)
+        os.umask(0o077)
+        places.prepare_state_dir(options.state_dir, is_system=options.is_system)
+        places.lock(options.state_dir)
+        return asyncio.run(Daemon(options, settings, SystemClock()).run())
+    except places.AlreadyRunning as error:
+        print(f"gpuschedd: {error}", file=sys.stderr)
+        return EX_TEMPFAIL
+    except (config.ConfigError, places.Unusable, StoreUnusable, GpuschedError) as error:
+        print(f"gpuschedd: {error}", file=sys.stderr)
+        return EX_CONFIG
+    except StoreFull as error:
+        print(f"gpuschedd: no room for the database: {error}; free some space", file=sys.stderr)
+        return EX_IOERR
+
+
+@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="gpuschedd")
+@click.option("--system", is_flag=True, help="Serve every local user; system paths.")
+@click.option(
+    "--launch",
+    type=click.Choice(["pid1", "direct"]),
+    help="How jobs are started: by PID 1 (with --system), or by the daemon itself.",
+)
+@click.option("--socket", "socket_path", type=click.Path(path_type=Path), help="Where to listen.")
+@click.option("--state-dir", type=click.Path(path_type=Path), help="Database and job directories.")
+@click.option("--config", "config_path", type=click.Path(path_type=Path), help="TOML file.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key.")
+@click.option("--simulate", metavar="HOST", help='Simulated GPUs: "4x24G", "2x80G+2x24G".')
+@click.option("--gpus", metavar="LIST", help="Only these GPUs: indices or UUIDs, by commas.")
+@click.option("--no-exec", is_flag=True, help="Jobs hold their GPUs for their limit, run nothing.")
+@click.pass_context
+def cli(
+    context: click.Context,
+    system: bool,
+    launch: str | None,
+    socket_path: Path | None,
+    state_dir: Path | None,
+    config_path: Path | None,
+    overrides: tuple[str, ...],
+    simulate: str | None,
+    gpus: str | None,
+    no_exec: bool,
+) -> None:
+    """The GPU scheduler daemon: who runs next on this host's GPUs."""
+    if context.invoked_subcommand is not None:
+        return
+    extra = list(overrides)
+    if simulate is not None:
+        extra.append(f'simulate="{simulate}"')
+    if gpus is not None:
+        names = [name if name.isdecimal() else f'"{name}"' for name in gpus.split(",") if name]
+        extra.append(f"gpus=[{','.join(names)}]")
+    if no_exec:
+        extra.append("exec_jobs=false")
+    options = Options(
+        is_system=system,
+        launch=launch or ("pid1" if system else "direct"),
+        socket=socket_path or paths.socket_path(system),
+        state_dir=(state_dir or paths.state_dir(system)).absolute(),
+        config=config_path or paths.config_path(system),
+        overrides=tuple(extra),
+    )
+    sys.exit(_run(options))
+
+
+if __name__ == "__main__":
+    cli()

@@ -1,0 +1,174 @@
+"""The schema, as an ordered list of migrations. Only `store` runs them.
+
+Tables are ours to change; the views `jobs_v`, `usage_v` and `events_v` are a contract with people
+who read the database with `sqlite3`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """One step of the schema; applied and recorded in one transaction."""
+
+    version: int
+    name: str
+    statements: tuple[str, ...]
+
+
+_FIRST_TABLES = (
+    "CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID",
+    """CREATE TABLE environment (
+        environment_id INTEGER PRIMARY KEY,
+        digest BLOB NOT NULL UNIQUE,
+        content BLOB NOT NULL)""",
+    """CREATE TABLE job (
+        job_id INTEGER PRIMARY KEY,
+        uid INTEGER NOT NULL,
+        user TEXT NOT NULL,
+        name TEXT NOT NULL,
+        state TEXT NOT NULL,
+        attempt INTEGER NOT NULL,
+        gpus INTEGER NOT NULL,
+        vram_bytes INTEGER,
+        gpu_model TEXT,
+        exclusive INTEGER NOT NULL,
+        topology TEXT NOT NULL,
+        card_bytes INTEGER NOT NULL,
+        time_limit_s REAL,
+        default_limit INTEGER NOT NULL,
+        nice INTEGER NOT NULL,
+        hold TEXT,
+        hold_detail TEXT,
+        whole_note TEXT,
+        submitted_at_s REAL NOT NULL,
+        started_at_s REAL,
+        ended_at_s REAL,
+        submitted_sched_s REAL NOT NULL,
+        decided_sched_s REAL,
+        decided_limit_s REAL,
+        stuck INTEGER NOT NULL,
+        started_sched_s REAL,
+        main_ended_sched_s REAL,
+        not_before_sched_s REAL,
+        begin_at_sched_s REAL,
+        eligible_since_s REAL,
+        age_gained_s REAL,
+        window_since_s REAL,
+        cancel_uid INTEGER,
+        cancel_by TEXT,
+        cancel_at_s REAL,
+        cancel_reason TEXT,
+        signals TEXT NOT NULL,
+        whole INTEGER NOT NULL,
+        exit_code INTEGER,
+        exit_signal INTEGER,
+        cause TEXT,
+        cause_detail TEXT,
+        cpu_user_s REAL,
+        cpu_system_s REAL,
+        max_rss_bytes INTEGER,
+        launch_failures INTEGER NOT NULL,
+        retries INTEGER NOT NULL,
+        retries_used INTEGER NOT NULL,
+        final INTEGER NOT NULL)""",
+    "CREATE INDEX job_live ON job (final) WHERE final = 0",
+    "CREATE INDEX job_of_user ON job (uid, job_id)",
+    "CREATE INDEX job_ended ON job (ended_at_s) WHERE final = 1",
+    """CREATE TABLE payload (
+        job_id INTEGER PRIMARY KEY REFERENCES job (job_id),
+        environment_id INTEGER REFERENCES environment (environment_id),
+        content BLOB NOT NULL)""",
+    "CREATE INDEX payload_environment ON payload (environment_id)",
+    """CREATE TABLE allocation (
+        job_id INTEGER NOT NULL REFERENCES job (job_id),
+        attempt INTEGER NOT NULL,
+        gpu_uuid TEXT NOT NULL,
+        gpu_index INTEGER NOT NULL,
+        held_bytes INTEGER NOT NULL,
+        declared_bytes INTEGER NOT NULL,
+        PRIMARY KEY (job_id, attempt, gpu_uuid)) WITHOUT ROWID""",
+    """CREATE TABLE attempt (
+        job_id INTEGER NOT NULL REFERENCES job (job_id),
+        attempt INTEGER NOT NULL,
+        decided_sched_s REAL NOT NULL,
+        started_at_s REAL,
+        ended_at_s REAL,
+        outcome TEXT,
+        exit_code INTEGER,
+        exit_signal INTEGER,
+        detail TEXT,
+        PRIMARY KEY (job_id, attempt)) WITHOUT ROWID""",
+    """CREATE TABLE event (
+        event_id INTEGER PRIMARY KEY AUTOINCREMENT,
+        at_s REAL NOT NULL,
+        kind TEXT NOT NULL,
+        job_id INTEGER,
+        uid INTEGER,
+        data TEXT NOT NULL)""",
+    "CREATE INDEX event_of_job ON event (job_id, event_id)",
+    """CREATE TABLE submission (
+        uid INTEGER NOT NULL,
+        submission_id TEXT NOT NULL,
+        digest BLOB NOT NULL,
+        job_ids TEXT NOT NULL,
+        at_sched_s REAL NOT NULL,
+        PRIMARY KEY (uid, submission_id)) WITHOUT ROWID""",
+    """CREATE TABLE account (
+        uid INTEGER PRIMARY KEY,
+        user TEXT NOT NULL,
+        usage_gpu_s REAL NOT NULL,
+        rate REAL NOT NULL,
+        at_sched_s REAL NOT NULL)""",
+    """CREATE TABLE promise (
+        job_id INTEGER NOT NULL REFERENCES job (job_id),
+        promised_at_s REAL NOT NULL,
+        promised_sched_s REAL NOT NULL,
+        start_by_s REAL NOT NULL,
+        start_by_sched_s REAL NOT NULL,
+        outcome TEXT,
+        outcome_at_s REAL,
+        started_at_s REAL,
+        detail TEXT,
+        PRIMARY KEY (job_id, promised_sched_s)) WITHOUT ROWID""",
+    """CREATE TABLE gpu (
+        uuid TEXT PRIMARY KEY,
+        gpu_index INTEGER NOT NULL,
+        minor INTEGER,
+        model TEXT NOT NULL,
+        total_bytes INTEGER,
+        reserved_bytes INTEGER NOT NULL,
+        seen_at_s REAL NOT NULL,
+        drained TEXT) WITHOUT ROWID""",
+    """CREATE TABLE audit (
+        at_s REAL NOT NULL,
+        uid INTEGER NOT NULL,
+        pid INTEGER NOT NULL,
+        method TEXT NOT NULL,
+        outcome TEXT NOT NULL,
+        detail TEXT NOT NULL)""",
+    """CREATE VIEW jobs_v AS SELECT
+        job_id, user, uid, name, state, attempt, gpus,
+        vram_bytes / 1048576 AS vram_mib, gpu_model, time_limit_s, nice,
+        datetime(submitted_at_s, 'unixepoch') AS submitted_utc,
+        datetime(started_at_s, 'unixepoch') AS started_utc,
+        datetime(ended_at_s, 'unixepoch') AS ended_utc,
+        round(ended_at_s - started_at_s, 3) AS elapsed_s,
+        exit_code, exit_signal, cause, cause_detail, cpu_user_s, cpu_system_s,
+        max_rss_bytes / 1048576 AS max_rss_mib,
+        (SELECT group_concat(gpu_index) FROM allocation
+          WHERE allocation.job_id = job.job_id AND allocation.attempt = job.attempt) AS gpu_indices
+        FROM job""",
+    """CREATE VIEW usage_v AS SELECT
+        user, uid, round(usage_gpu_s / 3600.0, 4) AS usage_gpu_hours,
+        rate AS running_gpus FROM account""",
+    """CREATE VIEW events_v AS SELECT
+        event_id, strftime('%Y-%m-%dT%H:%M:%fZ', at_s, 'unixepoch') AS at_utc,
+        kind, job_id, uid, data FROM event""",
+)
+
+MIGRATIONS: tuple[Migration, ...] = (Migration(1, "first tables and views", _FIRST_TABLES),)
+
+NEWEST = MIGRATIONS[-1].version

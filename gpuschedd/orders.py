@@ -1,0 +1,380 @@
+"""What clients order: submit, cancel, update. Each function judges one order inside a batch.
+
+Raises GpuschedError to refuse; a refused order leaves no trace. The owner check stands in the same
+batch as the act. No I/O: everything needed is in the batch or in the arguments.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import msgpack
+
+from gpusched_client.errors import Conflict, Denied, GpuschedError, Invalid, LimitReached, NotFound
+from gpusched_client.protocol import (
+    UNLIMITED_S,
+    CancelRequest,
+    JobRequest,
+    Outcome,
+    SubmitRequest,
+    SubmitResult,
+    UpdateRequest,
+)
+from gpusched_client.terms import Cause, JobId, JobState
+from gpusched_client.units import format_duration
+from gpuschedd.core import admission, forecast
+from gpuschedd.core.lifecycle import CancelOrder, Dropped, Job
+from gpuschedd.core.model import AdmittedRequest, Request, Snapshot, Topology
+from gpuschedd.state import Batch
+from gpuschedd.store import Payload, Submission
+
+SIGNALS_MAX = 100  # pending signal orders of one job
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who orders, as the kernel says."""
+
+    uid: int
+    user: str
+    pid: int
+    is_admin: bool
+
+    def may_change(self, job: Job) -> bool:
+        """Owner or admin."""
+        return self.is_admin or self.uid == job.uid
+
+
+# --- submit ----------------------------------------------------------------------------------
+
+
+def digest_of(request: SubmitRequest) -> bytes:
+    """What a submission id stands for: the same bytes, the same order."""
+    content = request.to_wire()
+    content.pop("submission_id", None)
+    return hashlib.sha256(msgpack.packb(content, use_bin_type=True)).digest()
+
+
+def submit(
+    batch: Batch, caller: Caller, request: SubmitRequest, earlier: Submission | None
+) -> SubmitResult:
+    """Admit all jobs or none. `earlier` is what the books say of the same submission id."""
+    digest = digest_of(request) if request.submission_id else b""
+    if request.submission_id:
+        known = batch.submission(caller.uid, request.submission_id) or earlier
+        if known is not None:
+            return _again(known, digest, request.submission_id)
+    _check_room(batch, caller, len(request.jobs))
+    admitted = [_admit(batch, caller, job, index) for index, job in enumerate(request.jobs)]
+    jobs = [
+        _new_job(batch, caller, wanted, verdict)
+        for wanted, verdict in zip(request.jobs, admitted, strict=True)
+    ]
+    ids = tuple(job.job_id for job in jobs)
+    if request.submission_id:
+        batch.remember(Submission(caller.uid, request.submission_id, digest, ids, batch.now_s))
+    return SubmitResult(
+        job_ids=ids,
+        time_limits_s=tuple(limit_on_wire(job.request.time_limit_s) for job in jobs),
+        warnings=_notes(admitted),
+    )
+
+
+def _again(known: Submission, digest: bytes, submission_id: str) -> SubmitResult:
+    if known.digest != digest:
+        raise Conflict(
+            f"submission_id {submission_id!r} was used for jobs {list(known.job_ids)} with other "
+            "content; use a new id",
+            {"job_ids": list(known.job_ids)},
+        )
+    return SubmitResult(job_ids=known.job_ids)
+
+
+def _check_room(batch: Batch, caller: Caller, count: int) -> None:
+    limits = batch.state.config.limits
+    mine, total = batch.live_count(caller.uid), batch.live_total()
+    if mine + count > limits.queued_jobs and not caller.is_admin:
+        raise LimitReached(
+            f"{caller.user} has {mine} unfinished jobs and submits {count}; the limit is "
+            f"{limits.queued_jobs}. Wait for some to end, or cancel some.",
+            {"value": mine + count, "limit": limits.queued_jobs},
+        )
+    if total + count > limits.queued_jobs_all:
+        raise LimitReached(
+            f"the host has {total} unfinished jobs; the limit is {limits.queued_jobs_all}. "
+            "Try again later.",
+            {"value": total + count, "limit": limits.queued_jobs_all},
+        )
+
+
+def _admit(batch: Batch, caller: Caller, wanted: JobRequest, index: int) -> AdmittedRequest:
+    """The request as it will be placed; refusals say which of several jobs is meant."""
+    try:
+        _check_nice(caller, wanted.nice)
+        return admission.admit(
+            request_of(batch, caller, wanted),
+            batch.state.inventory,
+            batch.state.policy,
+            admin=caller.is_admin,
+        )
+    except GpuschedError as error:
+        error.data.setdefault("path", f"jobs[{index}]")
+        raise
+
+
+def _check_nice(caller: Caller, nice: int) -> None:
+    if nice < 0 and not caller.is_admin:
+        raise Denied(f"nice {nice} is negative; only an admin may raise a priority. Use 0 to 1000.")
+
+
+def request_of(batch: Batch, caller: Caller, wanted: JobRequest) -> Request:
+    """What the policy needs of a job request, with the host's defaults and limits."""
+    return Request(
+        gpus=wanted.gpus,
+        vram_bytes=wanted.vram_bytes,
+        gpu_model=wanted.gpu_model,
+        exclusive=wanted.exclusive,
+        topology=Topology(wanted.topology) if wanted.topology else Topology.ANY,
+        time_limit_s=_time_limit(batch, caller, wanted.time_limit_s),
+    )
+
+
+def _time_limit(batch: Batch, caller: Caller, wanted_s: int | None) -> float | None:
+    scheduling = batch.state.config.scheduling
+    if wanted_s is None:
+        return scheduling.default_time_limit_s
+    limit_s = None if wanted_s == UNLIMITED_S else float(wanted_s)
+    most_s = scheduling.max_time_limit_s
+    if most_s is not None and not caller.is_admin and (limit_s is None or limit_s > most_s):
+        asked = "unlimited" if limit_s is None else format_duration(limit_s)
+        raise Invalid(
+            f"time limit {asked} is above this host's {format_duration(most_s)}; lower --time",
+            {"value": wanted_s, "limit": most_s},
+        )
+    return limit_s
+
+
+def _new_job(batch: Batch, caller: Caller, wanted: JobRequest, admitted: AdmittedRequest) -> Job:
+    job = Job(
+        job_id=batch.take_job_id(),
+        uid=caller.uid,
+        user=caller.user,
+        name=wanted.name or "job",
+        request=admitted.request,
+        submitted_at_s=batch.wall_s,
+        submitted_sched_s=batch.now_s,
+        nice=wanted.nice,
+        default_limit=wanted.time_limit_s is None,
+        whole_note=admitted.note,
+        hold="user" if wanted.hold else None,
+        retries=wanted.retries,
+    )
+    batch.add(job, payload_of(wanted))
+    batch.note("job_submitted", job, gpus=job.request.gpus, vram_bytes=job.request.vram_bytes)
+    return job
+
+
+def payload_of(wanted: JobRequest) -> Payload:
+    """The part of a request that only the launch needs."""
+    if wanted.shell is not None:
+        argv: tuple[bytes, ...] = (b"/bin/sh", b"-c", wanted.shell)
+    elif wanted.script is not None:
+        argv = wanted.args
+    else:
+        argv = wanted.argv or ()
+    return Payload(
+        argv=argv,
+        script=wanted.script,
+        cwd=wanted.cwd,
+        umask=wanted.umask,
+        rlimits=tuple(
+            (name, soft, hard) for name, (soft, hard) in sorted((wanted.rlimits or {}).items())
+        ),
+        output=wanted.output,
+        error=wanted.error,
+        environment=tuple(wanted.environment.items()),
+    )
+
+
+def _notes(admitted: Sequence[AdmittedRequest]) -> tuple[str, ...]:
+    """What admission changed, each text once."""
+    return tuple(dict.fromkeys(verdict.note for verdict in admitted if verdict.note))
+
+
+def limit_on_wire(time_limit_s: float | None) -> int:
+    """A time limit as the wire carries it."""
+    return UNLIMITED_S if time_limit_s is None else round(time_limit_s)
+
+
+# --- cancel ----------------------------------------------------------------------------------
+
+
+Act = Callable[[Job], tuple[str, JobState]]
+
+
+def cancel(batch: Batch, caller: Caller, request: CancelRequest) -> tuple[Outcome, ...]:
+    """One outcome per id; a job that is not live is not_found here, and may be in the books."""
+
+    def act(job: Job) -> tuple[str, JobState]:
+        return _cancel_one(batch, caller, request, job)
+
+    return tuple(_outcome(batch, caller, JobId(job_id), act) for job_id in request.job_ids)
+
+
+def _outcome(batch: Batch, caller: Caller, job_id: JobId, act: Act) -> Outcome:
+    """An act's text and state, or its refusal, as an outcome."""
+    try:
+        text, state = act(_changeable(batch, caller, job_id))
+    except GpuschedError as error:
+        return Outcome(job_id=job_id, code=error.code, text=error.message)
+    return Outcome(job_id=job_id, text=text, state=state)
+
+
+def _changeable(batch: Batch, caller: Caller, job_id: JobId) -> Job:
+    """The job, if it is live and the caller may change it."""
+    job = batch.job(job_id)
+    if job is None:
+        raise NotFound(f"there is no job {job_id}")
+    if not caller.may_change(job):
+        raise not_yours(job)
+    return job
+
+
+def not_yours(job: Job) -> Denied:
+    """The refusal of a stranger's order."""
+    return Denied(f"job {job.job_id} belongs to {job.user}; only its owner or an admin may do this")
+
+
+def _cancel_one(
+    batch: Batch, caller: Caller, request: CancelRequest, job: Job
+) -> tuple[str, JobState]:
+    if job.is_final:
+        return f"was {job.state} already", job.state
+    if request.signal is not None:
+        return _signal(batch, job, request.signal)
+    if job.cancel is not None:
+        return "is being cancelled already", job.state
+    order = CancelOrder(caller.uid, caller.user, batch.wall_s, request.reason)
+    ordered = replace(job, cancel=order)
+    batch.put(ordered)
+    if job.state is JobState.PENDING:
+        after = batch.advance(
+            ordered,
+            Dropped(JobState.CANCELLED, batch.wall_s, Cause.CANCELLED, cancel_text(order)),
+        )
+        batch.note("job_ended", after, state=str(after.state), by=caller.user)
+        return "cancelled", after.state
+    batch.note("cancel_requested", job, by=caller.user, reason=request.reason)
+    return "cancel requested", job.state
+
+
+def cancel_text(order: CancelOrder) -> str:
+    """Who cancelled, and why."""
+    return f"cancelled by {order.by}" + (f": {order.reason}" if order.reason else "")
+
+
+def _signal(batch: Batch, job: Job, signum: int) -> tuple[str, JobState]:
+    if job.state is JobState.PENDING:
+        raise Conflict(f"job {job.job_id} is not running; a queued job takes no signal")
+    if len(job.signals) >= SIGNALS_MAX:
+        raise LimitReached(
+            f"job {job.job_id} was sent {len(job.signals)} signals; that is the limit"
+        )
+    number = job.signals[-1][0] + 1 if job.signals else 1
+    batch.put(replace(job, signals=(*job.signals, (number, signum))))
+    batch.note("signal_requested", job, signal=signum)
+    return "signalled", job.state
+
+
+# --- update ----------------------------------------------------------------------------------
+
+
+def update(
+    batch: Batch, caller: Caller, request: UpdateRequest, snapshot: Snapshot | None
+) -> tuple[Outcome, ...]:
+    """One outcome per id. `snapshot` judges an owner's wish for a longer limit."""
+
+    def act(job: Job) -> tuple[str, JobState]:
+        return _update_one(batch, caller, request, job, snapshot)
+
+    return tuple(_outcome(batch, caller, JobId(job_id), act) for job_id in request.job_ids)
+
+
+def _update_one(
+    batch: Batch,
+    caller: Caller,
+    request: UpdateRequest,
+    job: Job,
+    snapshot: Snapshot | None,
+) -> tuple[str, JobState]:
+    if job.is_final:
+        raise Conflict(f"job {job.job_id} is {job.state}; it cannot be changed any more")
+    changed: list[str] = []
+    if request.name is not None:
+        job = replace(job, name=request.name)
+        changed.append(f"name {request.name}")
+    if request.nice is not None:
+        job = _new_nice(caller, job, request.nice)
+        changed.append(f"nice {request.nice}")
+    if request.time_limit_s is not None:
+        job = _new_limit(batch, caller, job, request.time_limit_s, snapshot)
+        changed.append(f"limit {format_duration(request.time_limit_s)}")
+    if request.hold is not None:
+        job = _new_hold(batch, caller, job, request.hold)
+        changed.append("held" if request.hold else "released")
+    batch.put(job)
+    batch.note("job_updated", job, changed=changed, by=caller.user)
+    return ", ".join(changed), job.state
+
+
+def _new_nice(caller: Caller, job: Job, nice: int) -> Job:
+    if not caller.is_admin and nice < max(0, job.nice):
+        raise Denied(
+            f"job {job.job_id} has nice {job.nice}; its owner may only raise it, "
+            "an admin may lower it"
+        )
+    return replace(job, nice=nice)
+
+
+def _new_limit(
+    batch: Batch, caller: Caller, job: Job, wanted_s: int, snapshot: Snapshot | None
+) -> Job:
+    limit_s = _time_limit(batch, caller, wanted_s)
+    now_limit_s = job.request.time_limit_s
+    is_longer = now_limit_s is not None and (limit_s is None or limit_s > now_limit_s)
+    if job.holds_gpus and is_longer and not caller.is_admin:
+        _check_extension(batch, job, limit_s, snapshot)
+    if job.state is JobState.PENDING and is_longer:
+        batch.rested.add(job.job_id)
+    return replace(job, request=replace(job.request, time_limit_s=limit_s), default_limit=False)
+
+
+def _check_extension(
+    batch: Batch, job: Job, limit_s: float | None, snapshot: Snapshot | None
+) -> None:
+    """An owner's longer limit must not move a promised start."""
+    if snapshot is None or limit_s is None:
+        raise Conflict(f"job {job.job_id} runs; only an admin may make it unlimited")
+    most_s = forecast.raise_limit_allowed(snapshot, batch.state.policy, job.job_id, limit_s)
+    if most_s < limit_s:
+        raise Conflict(
+            f"a limit of {format_duration(limit_s)} for job {job.job_id} would delay a promised "
+            f"start; at most {format_duration(most_s)} is possible",
+            {"limit": most_s},
+        )
+
+
+def _new_hold(batch: Batch, caller: Caller, job: Job, hold: bool) -> Job:
+    if job.state is not JobState.PENDING:
+        raise Conflict(
+            f"job {job.job_id} is {job.state}; only a queued job can be held or released"
+        )
+    if hold:
+        return job if job.hold else replace(job, hold="admin" if caller.uid != job.uid else "user")
+    if job.hold == "admin" and not caller.is_admin:
+        raise Denied(f"job {job.job_id} is held by an admin; only an admin may release it")
+    if job.hold is not None:
+        batch.rested.add(job.job_id)
+    return replace(job, hold=None, hold_detail=None, launch_failures=0)

@@ -1,0 +1,182 @@
+"""What a sighting of an attempt means for its job: started, ended, gone, lost, to be run again.
+
+Judged inside a batch like any order; the table itself is core.recovery's. No I/O.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gpusched_client.terms import Cause, JobState
+from gpuschedd.clock import SchedulerClock
+from gpuschedd.core.lifecycle import Dropped, Gone, Job, MainEnded, NeverRan, Started
+from gpuschedd.core.recovery import ClaimKind, Recovery, recover
+from gpuschedd.job_dir import Ended, Exit, Observation
+from gpuschedd.orders import cancel_text
+from gpuschedd.runner import Sighting
+from gpuschedd.state import Batch
+
+BACKOFF_S = (1.0, 5.0, 25.0)  # before the next launch; then the job is held
+
+
+def take_sighting(batch: Batch, clock: SchedulerClock, sighting: Sighting) -> None:
+    """Move the job as far as the sighting shows. An old attempt's sighting changes nothing."""
+    job = batch.job(sighting.job_id)
+    if job is None or job.attempt != sighting.attempt or not job.holds_gpus:
+        return
+    seen = sighting.seen
+    if seen is None:
+        _take_unreadable(batch, job, sighting)
+        return
+    job = _advance_alive(batch, clock, job, seen)
+    if seen.exit is not None:
+        _finish(batch, job, seen.exit)
+        return
+    verdict = recover(
+        _claim_kind(seen),
+        supervisor_alive=seen.supervisor_alive,
+        started=seen.started is not None,
+        ended=seen.ended is not None,
+        exit=False,
+        cancel_requested=job.cancel is not None,
+        processes_left=sighting.processes_left,
+    )
+    match verdict:
+        case Recovery.FINAL_FROM_ENDED:
+            assert seen.ended is not None
+            _finish(batch, job, seen.ended)
+        case Recovery.NODE_FAIL:
+            _node_fail(batch, job, "its supervisor ended without an exit record")
+        case Recovery.CANCELLED | Recovery.REQUEUE:
+            _take_never_ran(batch, job, sighting)
+        case _:
+            pass  # it is under way: unclaimed yet, watched, or with processes that are being ended
+
+
+def _take_never_ran(batch: Batch, job: Job, sighting: Sighting) -> None:
+    """By the directory nothing of this attempt ran or can."""
+    if job.state is JobState.CONFIGURING:
+        requeue(batch, job, sighting)
+    else:
+        # It did run, so its directory was lost: once more would be twice.
+        _node_fail(batch, job, "its job directory is gone")
+
+
+def _claim_kind(seen: Observation) -> ClaimKind:
+    if seen.claim is None:
+        return ClaimKind.NONE
+    return ClaimKind.SUPERVISOR if seen.claim.by == "supervisor" else ClaimKind.DAEMON
+
+
+def _advance_alive(batch: Batch, clock: SchedulerClock, job: Job, seen: Observation) -> Job:
+    """Started and main-ended, where the records say so and the job does not yet."""
+    if seen.started is not None and job.state is JobState.CONFIGURING:
+        at = seen.started
+        sched_s = clock.from_boottime_s(at.boottime_s, at.boot_id, at.at_s)
+        job = batch.advance(job, Started(at.at_s, sched_s))
+        batch.note("job_started", job, gpus=[grant.uuid for grant in job.grants])
+    if seen.ended is not None and job.state in (JobState.CONFIGURING, JobState.RUNNING):
+        end = seen.ended
+        sched_s = clock.from_boottime_s(end.boottime_s, end.boot_id, end.at_s)
+        job = batch.advance(job, MainEnded(end.at_s, sched_s))
+        batch.note("job_completing", job)
+    return job
+
+
+def _finish(batch: Batch, job: Job, end: Ended | Exit) -> None:
+    """The final state that the supervisor's own record gives."""
+    state, cause = final_state(end)
+    detail = end.reason
+    if state is JobState.CANCELLED and cause is Cause.CANCELLED and job.cancel is not None:
+        detail = cancel_text(job.cancel)
+    finished = batch.advance(
+        job,
+        Gone(
+            state=state,
+            ended_at_s=end.at_s,
+            code=end.code,
+            signal=end.signal,
+            cause=cause,
+            detail=detail,
+            cpu_user_s=end.cpu_user_s if isinstance(end, Exit) else None,
+            cpu_system_s=end.cpu_system_s if isinstance(end, Exit) else None,
+            max_rss_bytes=end.max_rss_bytes if isinstance(end, Exit) else None,
+        ),
+    )
+    batch.note("job_ended", finished, state=str(state), code=end.code, signal=end.signal)
+
+
+def final_state(end: Ended | Exit) -> tuple[JobState, Cause]:
+    """State and cause out of the supervisor's record. The first cause wins, also over exit 0."""
+    by_cause = {
+        "time_limit": (JobState.TIMEOUT, Cause.TIME_LIMIT),
+        "cancelled": (JobState.CANCELLED, Cause.CANCELLED),
+        "stopped": (JobState.CANCELLED, Cause.STOPPED),
+        "shutdown": (JobState.NODE_FAIL, Cause.SHUTDOWN),
+        "setup": (JobState.FAILED, Cause.SETUP),
+    }
+    if end.cause in by_cause:
+        return by_cause[end.cause]
+    if end.code == 0:
+        return JobState.COMPLETED, Cause.EXIT
+    oom = end.oom if isinstance(end, Exit) else None
+    if oom == "cuda":
+        return JobState.OUT_OF_MEMORY, Cause.CUDA_OOM
+    if oom == "host":
+        return JobState.OUT_OF_MEMORY, Cause.HOST_OOM
+    return JobState.FAILED, Cause.SIGNAL if end.signal is not None else Cause.EXIT
+
+
+def _node_fail(batch: Batch, job: Job, detail: str) -> None:
+    """An exit that cannot be known is never success."""
+    gone = batch.advance(
+        job,
+        Gone(JobState.NODE_FAIL, batch.wall_s, cause=Cause.NODE_FAIL, detail=detail),
+    )
+    batch.note("job_ended", gone, state=str(gone.state), detail=detail)
+
+
+def _take_unreadable(batch: Batch, job: Job, sighting: Sighting) -> None:
+    """No directory to read: a failed launch says that nothing ran, else the end is unknown."""
+    if job.state is JobState.CONFIGURING and (sighting.storage_error or sighting.launch_error):
+        requeue(batch, job, sighting)
+    else:
+        _node_fail(batch, job, sighting.detail or "its job directory cannot be read")
+
+
+def _drop_cancelled(batch: Batch, job: Job) -> None:
+    assert job.cancel is not None
+    after = batch.advance(
+        job,
+        Dropped(JobState.CANCELLED, batch.wall_s, Cause.CANCELLED, cancel_text(job.cancel)),
+    )
+    batch.note("job_ended", after, state=str(after.state), by=job.cancel.by)
+
+
+def requeue(batch: Batch, job: Job, sighting: Sighting) -> None:
+    """PENDING with the next attempt; a failed launch backs off and at last holds the job."""
+    if job.cancel is not None:
+        _drop_cancelled(batch, job)
+        return
+    event = NeverRan(same_attempt=sighting.storage_error is not None)
+    if sighting.launch_error is not None:
+        event = _failed_launch(batch, job, sighting.launch_error)
+    after = batch.advance(job, event)
+    if sighting.storage_error is None and sighting.launch_error is None:
+        after = replace(after, launch_failures=0)
+        batch.put(after)
+    batch.note(
+        "job_requeued",
+        after,
+        error=sighting.launch_error or sighting.storage_error or sighting.detail,
+    )
+
+
+def _failed_launch(batch: Batch, job: Job, error: str) -> NeverRan:
+    if job.launch_failures >= len(BACKOFF_S):
+        return NeverRan(failed_launch=True, hold="launch", detail=error)
+    return NeverRan(
+        failed_launch=True,
+        not_before_sched_s=batch.now_s + BACKOFF_S[job.launch_failures],
+        detail=error,
+    )

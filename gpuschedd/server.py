@@ -1,0 +1,272 @@
+"""The socket: connections, their limits, and the order of their requests. Decides nothing.
+
+One connection's requests are taken in the order they come; replies go out as they are ready.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from gpusched_client import framing, protocol
+from gpusched_client.errors import (
+    Denied,
+    GpuschedError,
+    Internal,
+    Invalid,
+    LimitReached,
+    Unavailable,
+)
+from gpuschedd.handlers import Handlers
+from gpuschedd.peer import Peer, peer_of
+
+log = logging.getLogger(__name__)
+
+WHOLE_REQUEST_S = 10.0  # from a request's first byte to its last
+IDLE_S = 60.0  # with no request open and no watch
+UNSENT_BYTES_MAX = 4 * 2**20
+OPEN_REQUESTS_MAX = 64  # of one connection; then it is not read until some are answered
+KEPT_FOR_ROOT = 16  # connections that only root may take
+BACKLOG = 1_024
+
+
+class Server:
+    """Accepts, counts and closes connections."""
+
+    def __init__(
+        self,
+        handlers: Handlers,
+        *,
+        connections_per_uid: int,
+        connections_all: int,
+        only_uid: int | None = None,
+    ) -> None:
+        """`only_uid`: nobody else may use this daemon (user mode)."""
+        self.handlers = handlers
+        self.connections_per_uid = connections_per_uid
+        self.connections_all = connections_all
+        self.only_uid = only_uid
+        self.counts: Counter[int] = Counter()
+        self.open: set[ServerConnection] = set()
+        self._listening: asyncio.Server | None = None
+
+    async def listen(self, listening: socket.socket) -> None:
+        """Serve a bound socket."""
+        loop = asyncio.get_running_loop()
+        self._listening = await loop.create_unix_server(
+            lambda: ServerConnection(self), sock=listening, backlog=BACKLOG
+        )
+
+    async def close(self) -> None:
+        """Accept no more and close what is open."""
+        if self._listening is not None:
+            self._listening.close()
+        for connection in tuple(self.open):
+            connection.close()
+
+    def admit(self, peer: Peer) -> None:
+        """Raise where this peer may not have one more connection."""
+        if self.only_uid is not None and peer.uid != self.only_uid:
+            raise Denied(
+                f"this daemon belongs to uid {self.only_uid} alone; you are uid {peer.uid}. "
+                "Start your own with `gpuschedd`, or ask for a system-wide one."
+            )
+        if peer.uid == 0:
+            return
+        if self.counts[peer.uid] >= self.connections_per_uid:
+            raise LimitReached(
+                f"{self.counts[peer.uid]} connections of uid {peer.uid} are open; the limit is "
+                f"{self.connections_per_uid}. Close some."
+            )
+        if len(self.open) >= self.connections_all - KEPT_FOR_ROOT:
+            raise LimitReached(
+                f"{len(self.open)} connections are open; the limit is {self.connections_all}. "
+                "Try again later."
+            )
+
+
+class ServerConnection(asyncio.Protocol):
+    """One client. Satisfies handlers.Connection."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._decoder = framing.Decoder(framing.REQUEST_LIMITS)
+        self._transport: asyncio.Transport | None = None
+        self._peer: Peer | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._close_callbacks: list[Callable[[], None]] = []
+        self._watching = False
+        self._paused = False
+        self._waiting: list[framing.Incoming] = []
+
+    @property
+    def peer(self) -> Peer:
+        """Who the kernel says is at the other end."""
+        assert self._peer is not None
+        return self._peer
+
+    # --- asyncio.Protocol ---------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Ask the kernel who it is, once, and count it."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        connected = transport.get_extra_info("socket")
+        try:
+            peer = peer_of(connected)
+            self._server.admit(peer)
+        except GpuschedError as refusal:
+            transport.write(framing.encode_error(None, refusal))
+            transport.close()
+            return
+        self._peer = peer
+        self._server.counts[peer.uid] += 1
+        self._server.open.add(self)
+        self._rearm()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Uncount it and end what waits for it."""
+        del exc
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in tuple(self._tasks):
+            task.cancel()
+        if self._peer is not None:
+            self._server.open.discard(self)
+            self._server.counts[self._peer.uid] -= 1
+            if self._server.counts[self._peer.uid] <= 0:
+                del self._server.counts[self._peer.uid]
+        for callback in self._close_callbacks:
+            callback()
+
+    def data_received(self, data: bytes) -> None:
+        """Decode and take what is whole."""
+        if self._peer is None or self._decoder.failure is not None:
+            return
+        began_mid_message = self._decoder.is_mid_message
+        self._waiting += self._decoder.feed(data)
+        self._take_waiting()
+        self._rearm(keep=began_mid_message and self._decoder.is_mid_message)
+
+    def eof_received(self) -> bool:
+        """The client sends no more; replies to what it sent still go out."""
+        if not self._tasks:
+            return False
+        for task in self._tasks:
+            task.add_done_callback(lambda _: self._close_when_done())
+        return True
+
+    # --- requests -----------------------------------------------------------------------------
+
+    def _take_waiting(self) -> None:
+        """Take decoded requests in order, as far as the limit on open ones allows."""
+        while self._waiting and len(self._tasks) < OPEN_REQUESTS_MAX:
+            self._take(self._waiting.pop(0))
+        assert self._transport is not None
+        should_pause = bool(self._waiting)
+        if should_pause != self._paused and not self._transport.is_closing():
+            self._paused = should_pause
+            if should_pause:
+                self._transport.pause_reading()
+            else:
+                self._transport.resume_reading()
+
+    def _take(self, message: framing.Incoming) -> None:
+        if isinstance(message, framing.Malformed):
+            self._send(framing.encode_error(message.msgid, message.error))
+            if message.is_fatal:
+                self.close()
+            return
+        if isinstance(message, framing.Request):
+            task = asyncio.ensure_future(self._answer(message))
+            self._tasks.add(task)
+            task.add_done_callback(self._answered)
+            return
+        self._send(framing.encode_error(None, Invalid("only requests are taken here")))
+
+    async def _answer(self, message: framing.Request) -> None:
+        try:
+            request = protocol.read_request(message.method, message.params)
+            response = await self._server.handlers.handle(self, message.method, request)
+            reply = framing.encode_response(message.msgid, response.to_wire())
+        except GpuschedError as refusal:
+            reply = framing.encode_error(message.msgid, refusal)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            log.exception("request_failed method=%s", message.method[:64])
+            bug = Internal(f"a bug in gpuschedd: {type(error).__name__}; its log has more")
+            reply = framing.encode_error(message.msgid, bug)
+        self._send(reply)
+
+    def _answered(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if self._transport is None or self._transport.is_closing():
+            return
+        self._take_waiting()
+        self._rearm(keep=self._decoder.is_mid_message)
+
+    def _close_when_done(self) -> None:
+        if not self._tasks:
+            self.close()
+
+    # --- sending ------------------------------------------------------------------------------
+
+    def _send(self, data: bytes) -> bool:
+        """Queue bytes; a reader that never reads is cut at the limit."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return False
+        if transport.get_write_buffer_size() + len(data) > UNSENT_BYTES_MAX + len(data) and data:
+            log.info("slow_reader_cut uid=%d", self.peer.uid)
+            transport.abort()
+            return False
+        transport.write(data)
+        return True
+
+    def notify(self, method: str, params: Mapping[str, Any]) -> bool:
+        """An event for a watcher; False (and nothing sent) while it is half a limit behind."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return False
+        if transport.get_write_buffer_size() > UNSENT_BYTES_MAX // 2:
+            return False
+        return self._send(framing.encode_notification(method, params))
+
+    def on_close(self, callback: Callable[[], None]) -> None:
+        """Call back when the connection is gone."""
+        self._close_callbacks.append(callback)
+
+    def keep_open(self) -> None:
+        """A watch is on: silence is no reason to close."""
+        self._watching = True
+
+    def close(self) -> None:
+        """Send what is queued, then close."""
+        if self._transport is not None:
+            self._transport.close()
+
+    # --- time limits --------------------------------------------------------------------------
+
+    def _rearm(self, *, keep: bool = False) -> None:
+        """The one timer of a connection: a whole request in time, or not idle for too long."""
+        if keep:
+            return  # the unfinished request's own deadline stands
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        loop = asyncio.get_running_loop()
+        if self._decoder.is_mid_message:
+            self._timer = loop.call_later(WHOLE_REQUEST_S, self._cut_slow)
+        elif not self._tasks and not self._watching:
+            self._timer = loop.call_later(IDLE_S, self.close)
+
+    def _cut_slow(self) -> None:
+        error = Unavailable(f"half a request and then silence for {WHOLE_REQUEST_S:.0f} s")
+        self._send(framing.encode_error(None, error))
+        self.close()

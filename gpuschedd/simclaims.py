@@ -1,0 +1,124 @@
+"""The claims directory of simulated GPUs: who claims how much memory on which one.
+
+A claim is a file of the claiming process; it counts while that very process lives. Both the daemon
+(reading) and `gpusched-simjob` (writing) use this module, so that the format exists once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+CLAIM_BYTES_MAX = 64 * 1024
+CLAIMS_MAX = 10_000
+HOST_NAME = "host.json"
+SYSTEM_DIR = Path("/run/gpuschedd/sim")
+ENVIRONMENT_NAME = "GPUSCHED_SIM_DIR"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Memory that one live process claims, in bytes per GPU UUID."""
+
+    pid: int
+    start_ticks: int
+    uid: int
+    gpus: Mapping[str, int]
+
+
+def start_ticks_of(pid: int) -> int | None:
+    """Field 22 of /proc/PID/stat: with the pid it names one process of this boot. None: gone."""
+    try:
+        content = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None
+    fields = content[content.rindex(b")") + 2 :].split()
+    return None if fields[0] == b"Z" else int(fields[19])
+
+
+def write_claim(directory: Path, gpus: Mapping[str, int]) -> None:
+    """Publish this process's claim, replacing its earlier one."""
+    pid = os.getpid()
+    name = f"{pid}.{start_ticks_of(pid)}"
+    temporary = directory / f".{name}.tmp"
+    descriptor = os.open(
+        temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644
+    )
+    try:
+        os.write(descriptor, json.dumps({"gpus": dict(gpus)}).encode())
+    finally:
+        os.close(descriptor)
+    os.replace(temporary, directory / name)
+
+
+def read_claims(directory: Path) -> Iterator[Claim]:
+    """The claims of live processes. Files of dead ones are removed; odd files are passed over."""
+    try:
+        names = sorted(os.listdir(directory))
+    except FileNotFoundError:
+        return
+    for name in names[:CLAIMS_MAX]:
+        identity = _identity(name)
+        if identity is None:
+            continue
+        if start_ticks_of(identity[0]) != identity[1]:
+            _remove(directory / name)
+            continue
+        claim = _read(directory / name, *identity)
+        if claim is not None:
+            yield claim
+
+
+def write_host(directory: Path, totals: Mapping[str, int]) -> None:
+    """Tell the processes how large the simulated cards are."""
+    temporary = directory / f".{HOST_NAME}.{os.getpid()}"
+    temporary.write_text(json.dumps({"totals": dict(totals)}))
+    os.chmod(temporary, 0o644)
+    os.replace(temporary, directory / HOST_NAME)
+
+
+def read_totals(directory: Path) -> dict[str, int]:
+    """Bytes per simulated GPU; empty where no daemon wrote them."""
+    try:
+        content = json.loads((directory / HOST_NAME).read_text())
+        return {str(uuid): int(size) for uuid, size in content["totals"].items()}
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        return {}
+
+
+def _identity(name: str) -> tuple[int, int] | None:
+    pid, dot, ticks = name.partition(".")
+    if not dot or not pid.isdecimal() or not ticks.isdecimal():
+        return None
+    return int(pid), int(ticks)
+
+
+def _read(path: Path, pid: int, ticks: int) -> Claim | None:
+    """One claim, if it belongs to the uid whose process it names and reads as one."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        about = os.fstat(descriptor)
+        owner = os.stat(f"/proc/{pid}").st_uid
+        if not stat.S_ISREG(about.st_mode) or about.st_uid != owner:
+            return None
+        gpus = json.loads(os.read(descriptor, CLAIM_BYTES_MAX))["gpus"]
+        sizes = {str(uuid): min(max(int(size), 0), 2**50) for uuid, size in gpus.items()}
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        return None
+    finally:
+        os.close(descriptor)
+    return Claim(pid=pid, start_ticks=ticks, uid=owner, gpus=sizes)
+
+
+def _remove(path: Path) -> None:
+    try:
+        os.unlink(path)
+    except OSError:
+        return

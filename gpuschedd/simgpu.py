@@ -1,0 +1,94 @@
+"""Simulated GPUs: cards whose memory is what live `gpusched-simjob` processes claim."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import time
+from pathlib import Path
+
+from gpusched_client.errors import Invalid
+from gpusched_client.terms import GpuUuid
+from gpusched_client.units import parse_bytes
+from gpuschedd import simclaims
+from gpuschedd.gpus import GpuInfo, GpuProcess, GpuReading, Sample, Want
+
+SIMULATED_GPUS_MAX = 1_024
+_GROUP = re.compile(r"(\d+)x(\d+(?:\.\d+)?[A-Za-z]*)")
+
+
+def parse_host(text: str) -> tuple[GpuInfo, ...]:
+    """ "4x24G" or "2x80G+2x24G" as an inventory. Raises Invalid."""
+    gpus: list[GpuInfo] = []
+    for part in text.replace(" ", "").split("+"):
+        match = _GROUP.fullmatch(part)
+        if match is None or not 0 < int(match[1]) <= SIMULATED_GPUS_MAX:
+            raise Invalid(
+                f"simulated host {text!r}: {part!r} is not COUNTxMEMORY; write 4x24G or 2x80G+2x24G"
+            )
+        total_bytes = parse_bytes(match[2])
+        for _ in range(int(match[1])):
+            gpus.append(_simulated(len(gpus), match[2], total_bytes))
+    if len(gpus) > SIMULATED_GPUS_MAX:
+        raise Invalid(
+            f"simulated host {text!r} has {len(gpus)} GPUs; the limit is {SIMULATED_GPUS_MAX}"
+        )
+    return tuple(gpus)
+
+
+def _simulated(index: int, size: str, total_bytes: int) -> GpuInfo:
+    return GpuInfo(
+        uuid=GpuUuid(f"GPU-51300000-0000-4000-8000-{index:012d}"),
+        index=index,
+        minor=index,
+        model=f"Simulated {size.upper()}",
+        total_bytes=total_bytes,
+    )
+
+
+class SimulatedGpus:
+    """A GpuSource over a claims directory."""
+
+    is_simulated = True
+
+    def __init__(self, host: str, claims_dir: Path, *, shared: bool) -> None:
+        """`shared`: any local user's jobs claim here (system mode), so the directory is sticky."""
+        self.inventory = parse_host(host)
+        self.claims_dir = claims_dir
+        claims_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.chmod(claims_dir, 0o1777 if shared else 0o700)
+        simclaims.write_host(claims_dir, {gpu.uuid: gpu.total_bytes or 0 for gpu in self.inventory})
+
+    async def sample(self, want: Want) -> Sample:
+        """Read the claims, off the loop."""
+        del want  # a simulated sweep is cheap: it always reads everything
+        return await asyncio.to_thread(self.read)
+
+    def read(self) -> Sample:
+        """One sweep. Blocks for as long as listing a directory does."""
+        processes: dict[str, list[GpuProcess]] = {gpu.uuid: [] for gpu in self.inventory}
+        for claim in simclaims.read_claims(self.claims_dir):
+            for uuid, size in claim.gpus.items():
+                if uuid in processes:
+                    processes[uuid].append(GpuProcess(claim.pid, claim.start_ticks, size))
+        return Sample(
+            taken_boottime_s=time.clock_gettime(time.CLOCK_BOOTTIME),
+            inventory=self.inventory,
+            readings=tuple(_reading(gpu, processes[gpu.uuid]) for gpu in self.inventory),
+        )
+
+    async def close(self) -> None:
+        """Nothing was started."""
+
+
+def _reading(gpu: GpuInfo, processes: list[GpuProcess]) -> GpuReading:
+    used = sum(process.used_bytes or 0 for process in processes)
+    total = gpu.total_bytes or 0
+    return GpuReading(
+        uuid=gpu.uuid,
+        used_bytes=used,
+        free_bytes=max(0, total - used),
+        utilization=90.0 if processes else 0.0,
+        processes=tuple(processes),
+    )

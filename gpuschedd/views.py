@@ -1,0 +1,225 @@
+"""What the wire shows of jobs and GPUs: response messages out of the controller's state. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from gpusched_client import protocol
+from gpusched_client.protocol import GpuView, JobEvent, JobView
+from gpusched_client.terms import GpuUuid, JobId, JobState, PendingReason
+from gpuschedd.clock import SchedulerClock
+from gpuschedd.core.lifecycle import Job
+from gpuschedd.core.model import ExpectedStart, Gpu, Reason
+from gpuschedd.core.plan import reason_of
+from gpuschedd.orders import limit_on_wire
+from gpuschedd.state import State
+from gpuschedd.store import Event, Payload
+
+COMMAND_CHARS_MAX = 300
+
+
+def job_view(
+    state: State,
+    clock: SchedulerClock,
+    job: Job,
+    expected: Mapping[JobId, ExpectedStart],
+    *,
+    hidden: bool,
+) -> JobView:
+    """One job as everybody sees it; `hidden`: it is another's on a private host."""
+    indices = state.gpu_index_of()
+    uuids = tuple(grant.uuid for grant in job.grants)
+    view = JobView(
+        job_id=job.job_id,
+        state=job.state,
+        reason=_reason(state, clock, job),
+        user=job.user,
+        uid=job.uid,
+        name=None if hidden else job.name,
+        gpus=job.request.gpus,
+        vram_bytes=job.request.vram_bytes,
+        gpu_model=job.request.gpu_model,
+        exclusive=job.request.exclusive,
+        topology=None if job.request.topology == "any" else str(job.request.topology),
+        time_limit_s=limit_on_wire(job.request.time_limit_s),
+        nice=job.nice,
+        hold=job.hold is not None,
+        retries=job.retries,
+        attempt=job.attempt,
+        submitted_at_s=job.submitted_at_s,
+        started_at_s=job.started_at_s,
+        ended_at_s=job.ended_at_s,
+        gpu_indices=tuple(sorted(indices.get(uuid, -1) for uuid in uuids)) if uuids else None,
+        gpu_uuids=uuids or None,
+        exit_code=job.exit_code,
+        exit_signal=job.exit_signal,
+        cause=str(job.cause) if job.cause else None,
+        cause_detail=job.cause_detail,
+        cpu_user_s=job.cpu_user_s,
+        cpu_system_s=job.cpu_system_s,
+        max_rss_bytes=job.max_rss_bytes,
+    )
+    if job.state is not JobState.PENDING:
+        return view
+    return _with_plan(state, clock, job, expected, view)
+
+
+def _with_plan(
+    state: State,
+    clock: SchedulerClock,
+    job: Job,
+    expected: Mapping[JobId, ExpectedStart],
+    view: JobView,
+) -> JobView:
+    """The parts that the last pass knows of a waiting job."""
+    promise, walked = state.promise, expected.get(job.job_id)
+    start_s = walked.start_s if walked is not None else None
+    promised = promise.start_by_s if promise and promise.job_id == job.job_id else None
+    if state.reservation is not None and state.reservation.job_id == job.job_id:
+        start_s = state.reservation.start_s
+    parts = state.plan.priorities.get(job.job_id) if state.plan is not None else None
+    return replace(
+        view,
+        expected_start_s=None if start_s is None else clock.to_wall_s(start_s),
+        promised_start_s=None if promised is None else clock.to_wall_s(promised),
+        priority=None if parts is None else parts.priority,
+    )
+
+
+def with_request(view: JobView, payload: Payload | None) -> JobView:
+    """The request's own words, for the owner and admins."""
+    if payload is None:
+        return view
+    return replace(
+        view,
+        command=command_line(payload),
+        cwd=payload.cwd,
+        output=payload.output,
+        error=payload.error,
+        argv=payload.argv,
+        script_bytes=None if payload.script is None else len(payload.script),
+    )
+
+
+def command_line(payload: Payload) -> str:
+    """One printable line, cut to COMMAND_CHARS_MAX."""
+    words = [word.decode("utf-8", "backslashreplace") for word in payload.argv]
+    line = " ".join((["<script>"] if payload.script is not None else []) + words)
+    line = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)
+    return line if len(line) <= COMMAND_CHARS_MAX else line[: COMMAND_CHARS_MAX - 3] + "..."
+
+
+def job_event(event: Event) -> JobEvent:
+    """One line of a job's history."""
+    return JobEvent(at_s=event.at_s, kind=event.kind, text=event_text(event))
+
+
+def event_text(event: Event) -> str:
+    """The event's data in words."""
+    return ", ".join(f"{key} {value}" for key, value in event.data.items() if value is not None)
+
+
+def reason_for(state: State, clock: SchedulerClock, job: Job) -> Reason:
+    """Why a pending job waits, with numbers."""
+    if job.hold is not None:
+        return _hold_reason(job)
+    now_s = clock.now_s()
+    if job.not_before_sched_s is not None and job.not_before_sched_s > now_s:
+        wait_s = job.not_before_sched_s - now_s
+        return Reason(
+            PendingReason.LAUNCH_BACKOFF,
+            f"launch failed {job.launch_failures} time(s); next try in {wait_s:.0f} s",
+            {"failures": job.launch_failures, "wait_s": wait_s},
+        )
+    if job.begin_at_sched_s is not None and job.begin_at_sched_s > now_s:
+        wait_s = job.begin_at_sched_s - now_s
+        return Reason(PendingReason.BEGIN_TIME, f"begins in {wait_s:.0f} s", {"wait_s": wait_s})
+    if state.storage_blocked is not None:
+        return Reason(
+            PendingReason.STORAGE,
+            f"the state directory cannot be written: {state.storage_blocked}",
+        )
+    if state.plan is None or job.job_id not in state.queues:
+        return Reason(PendingReason.NONE, "not looked at yet")
+    return reason_of(state.plan, job.job_id)
+
+
+def _hold_reason(job: Job) -> Reason:
+    if job.hold == "launch":
+        return Reason(
+            PendingReason.LAUNCH_FAILED,
+            f"held after {job.launch_failures} failed launches: {job.hold_detail}",
+            {"failures": job.launch_failures},
+        )
+    return Reason(PendingReason.HELD, f"held by {'its owner' if job.hold == 'user' else job.hold}")
+
+
+def _reason(state: State, clock: SchedulerClock, job: Job) -> protocol.Reason | None:
+    if job.state is not JobState.PENDING:
+        return None
+    reason = reason_for(state, clock, job)
+    return protocol.Reason(
+        code=str(reason.code), text=reason.text, numbers=_wall_numbers(reason, clock)
+    )
+
+
+def _wall_numbers(reason: Reason, clock: SchedulerClock) -> dict[str, object]:
+    """Numbers for the wire: times as Unix times, and who is in the way."""
+    numbers: dict[str, object] = {
+        key: clock.to_wall_s(value) if key.endswith("_at_s") and value is not None else value
+        for key, value in reason.numbers.items()
+    }
+    if reason.blocking_jobs:
+        numbers["jobs"] = [int(job_id) for job_id in reason.blocking_jobs]
+    if reason.blocking_gpus:
+        numbers["gpu_uuids"] = [str(uuid) for uuid in reason.blocking_gpus]
+    return numbers
+
+
+def gpu_views(state: State, used: Mapping[GpuUuid, UsedGpu], *, stale: bool) -> list[GpuView]:
+    """All GPUs by index, with what is promised, seen and foreign."""
+    jobs_on: dict[GpuUuid, list[Job]] = {}
+    for job_id in sorted(state.holding):
+        job = state.jobs[job_id]
+        for grant in job.grants:
+            jobs_on.setdefault(grant.uuid, []).append(job)
+    return [
+        _gpu_view(gpu, jobs_on.get(gpu.uuid, []), used.get(gpu.uuid), stale=stale)
+        for gpu in state.gpus
+    ]
+
+
+class UsedGpu:
+    """The last reading of one GPU: bytes in use and percent busy, None where unknown."""
+
+    __slots__ = ("used_bytes", "utilization")
+
+    def __init__(self, used_bytes: int | None, utilization: float | None) -> None:
+        self.used_bytes = used_bytes
+        self.utilization = utilization
+
+
+def _gpu_view(gpu: Gpu, jobs: list[Job], used: UsedGpu | None, *, stale: bool) -> GpuView:
+    promised = sum(
+        gpu.capacity_bytes if job.whole else grant.held_bytes
+        for job in jobs
+        for grant in job.grants
+        if grant.uuid == gpu.uuid
+    )
+    reason = gpu.state_text or gpu.foreign_text or None
+    return GpuView(
+        index=gpu.index,
+        uuid=gpu.uuid,
+        minor=gpu.minor,
+        model=gpu.model,
+        total_bytes=gpu.total_bytes or None,
+        used_bytes=used.used_bytes if used else None,
+        promised_bytes=promised,
+        foreign_bytes=gpu.foreign_bytes,
+        state=str(gpu.state),
+        reason=reason,
+        jobs=tuple(int(job.job_id) for job in jobs),
+        utilization=used.utilization if used else None,
+        stale=stale,
+    )
