@@ -33,9 +33,7 @@ class Command(click.Command):
         **extra: Any,
     ) -> Any:
         """Run the command; with standalone_mode, end the process with its status."""
-        for stream in (sys.stdout, sys.stderr):
-            if hasattr(stream, "reconfigure"):
-                stream.reconfigure(errors="backslashreplace")
+        _prepare_streams()
         status = self._status(args, prog_name or self.name, complete_var, **extra)
         if standalone_mode:
             sys.exit(status)
@@ -73,6 +71,16 @@ class Command(click.Command):
             return super().invoke(ctx)
         except BrokenPipeError:
             return _reader_gone()
+
+
+def _prepare_streams() -> None:
+    """Let any text be shown in any locale, and let a closed stream be one that goes nowhere."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  # open to the end
+        elif hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _reader_gone() -> int:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from gpusched_client.connection import Client
-    from gpusched_client.protocol import JobsResult, JobView
+    from gpusched_client.protocol import JobView
     from gpusched_client.render import View
 
 RECENT_S = 600  # ended jobs stay visible for so long
@@ -34,7 +34,7 @@ SHOWN_MAX = 50
     "A * marks your own.",
 )
 @click.option("--me", is_flag=True, help="Only your jobs.")
-@click.option("-u", "--user", "users", metavar="USERS", help="Only jobs of these users.")
+@click.option("-u", "--user", metavar="USERS", help="Only jobs of these users.")
 @click.option("--state", metavar="STATES", help="Only these states, such as PD,R or final.")
 @click.option("--name", metavar="NAME", help="Only jobs of this name.")
 @click.option(
@@ -75,12 +75,12 @@ def cli(words: tuple[str, ...], **options: Any) -> int:
 def _check(words: Sequence[str], options: dict[str, Any]) -> None:
     """Refuse questions that exclude each other, before anybody is asked."""
     kinds = [name for name in ("gpus", "usage", "status") if options[name]]
-    filters = [name for name in ("me", "users", "state", "name", "limit") if options[name]]
+    filters = [name for name in ("me", "user", "state", "name", "limit") if options[name]]
     if len(kinds) + bool(words) > 1:
         raise click.UsageError("ids, --gpus, --usage and --status exclude each other.")
     if (kinds or words) and filters:
         raise click.UsageError(f"--{filters[0]} narrows the list of jobs and fits nothing else.")
-    if options["me"] and options["users"]:
+    if options["me"] and options["user"]:
         raise click.UsageError("--me and -u exclude each other.")
 
 
@@ -147,38 +147,41 @@ def _named(client: Client, words: Sequence[str], options: dict[str, Any]) -> Non
 
 def _listing(client: Client, options: dict[str, Any]) -> None:
     limit = options["limit"] or (1000 if options["as_json"] else SHOWN_MAX)
-    result = _matching(client, options)
+    filters = _filters(options)
+    # States that are asked for by name are shown however old they are.
+    recent_s = RECENT_S if filters["states"] is None else None
+    result = client.jobs(ended_within_s=recent_s, **filters)
     jobs = sorted(result.jobs, key=_listing_order)
-    if result.total > len(jobs) and not _is_filtered(options):
-        jobs = _head_of_long_list(client, limit)
+    if result.total > len(jobs) and filters["states"] is None:
+        jobs = _head_of_long_list(client, filters, jobs, limit)
     _show(jobs[:limit], result.total, options)
 
 
-def _is_filtered(options: dict[str, Any]) -> bool:
-    return any(options[name] for name in ("me", "users", "state", "name"))
-
-
-def _matching(client: Client, options: dict[str, Any]) -> JobsResult:
+def _filters(options: dict[str, Any]) -> dict[str, Any]:
+    """What the daemon is to filter by."""
     from gpusched_client.jobspec import parse_states
 
     users = [str(own_uid())] if options["me"] else None
-    if options["users"]:
+    if options["user"]:
         users = [
-            str(own_uid()) if user == "me" else user.strip() for user in options["users"].split(",")
+            str(own_uid()) if user == "me" else user.strip() for user in options["user"].split(",")
         ]
     states = parse_states(options["state"]) if options["state"] else None
-    # States that are asked for by name are shown however old they are.
-    recent_s = RECENT_S if states is None else None
-    return client.jobs(users=users, states=states, name=options["name"], ended_within_s=recent_s)
+    return {"users": users, "states": states, "name": options["name"]}
 
 
-def _head_of_long_list(client: Client, limit: int) -> list[JobView]:
+def _head_of_long_list(
+    client: Client, filters: dict[str, Any], newest: Sequence[JobView], limit: int
+) -> list[JobView]:
     """What runs, then the head of the queue: of a long list the newest are the least telling."""
     from gpusched_client.terms import JobState
 
     active = (JobState.RUNNING, JobState.COMPLETING, JobState.CONFIGURING)
-    running = client.jobs(states=active).jobs
-    waiting = client.queue(limit=limit).jobs
+    running = client.jobs(**{**filters, "states": active}).jobs
+    if any(filters.values()):
+        waiting: Sequence[JobView] = [job for job in newest if job.state not in active]
+    else:
+        waiting = client.queue(limit=limit).jobs
     return [*sorted(running, key=_listing_order), *waiting]
 
 

@@ -159,12 +159,11 @@ def _with_script_options(
         note(f"gsub: {warning}")
     if not script.options:
         return options
-    words = list(script.options)
-    inner = ctx.command.make_context("gsub", words, allow_extra_args=False)
+    inner = ctx.command.make_context("gsub", list(script.options))
     for name in ("line", "script_file", "words", "wait", "parsable", "as_json", "dry_run"):
         if inner.params[name]:
             raise click.UsageError(f"the script's option lines cannot hold {name!r}.")
-    return ctx.command.make_context("gsub", [*words, *ctx.meta["gsub.words"]]).params
+    return ctx.command.make_context("gsub", [*script.options, *ctx.meta["gsub.words"]]).params
 
 
 def _request(script: Script | None, options: dict[str, Any]) -> JobRequest:

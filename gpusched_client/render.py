@@ -26,8 +26,8 @@ from gpusched_client.units import (
 from gpusched_client.wirefields import Message
 
 _NONE = "-"
-_COLUMN_GAP = "  "
 _LAST_COLUMN_CHARS_MIN = 12
+_NAME_CHARS_MIN = 8
 
 EXIT_TIMEOUT, EXIT_CANCELLED, EXIT_UNKNOWN = 124, 143, 70
 
@@ -246,19 +246,34 @@ def table(
     width: int | None = None,
     right: frozenset[str] = frozenset(),
 ) -> str:
-    """Aligned columns; where `width` is given, the last column is cut to fit."""
+    """Aligned columns; where `width` is given, the last column and the names are cut to fit."""
     lines = [list(headings), *map(list, rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    if width is not None:
-        taken = sum(widths[:-1]) + len(_COLUMN_GAP) * (len(widths) - 1)
-        widths[-1] = min(widths[-1], max(width - taken, _LAST_COLUMN_CHARS_MIN))
+    gap = "  " if width is None else _fit(widths, headings, width)
     text_lines = []
     for line in lines:
         cells = [
             _cell(cell, widths[index], headings[index] in right) for index, cell in enumerate(line)
         ]
-        text_lines.append(_COLUMN_GAP.join(cells).rstrip() + "\n")
+        text_lines.append(gap.join(cells).rstrip() + "\n")
     return "".join(text_lines)
+
+
+def _fit(widths: list[int], headings: Sequence[str], width: int) -> str:
+    """Shrink the widths towards `width` and give the gap: the last column first, then names."""
+    gap = "  "
+    left = width - sum(widths[:-1]) - len(gap) * (len(widths) - 1)
+    if left < min(widths[-1], _LAST_COLUMN_CHARS_MIN):
+        gap = " "
+        left += len(widths) - 1
+    missing = min(widths[-1], _LAST_COLUMN_CHARS_MIN) - left
+    if missing > 0 and "NAME" in headings[:-1]:
+        index = headings.index("NAME")
+        taken = min(missing, max(0, widths[index] - _NAME_CHARS_MIN))
+        widths[index] -= taken
+        left += taken
+    widths[-1] = min(widths[-1], max(left, _LAST_COLUMN_CHARS_MIN))
+    return gap
 
 
 def _cell(text: str, width: int, is_right: bool) -> str:

@@ -57,8 +57,11 @@ class Outcome:
 
 
 @pytest.fixture
-def run(capfd: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
+def run(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Outcome]:
     """Runs a command in this process."""
+    monkeypatch.setenv("COLUMNS", "80")
 
     def run_command(command: Any, *words: str) -> Outcome:
         status = command.main(list(words), standalone_mode=False)
