@@ -230,8 +230,7 @@ class JobDir:
         Raises JobDirExists, or OSError where the disk does not take it.
         """
         job_dir = cls(jobs_root / spec.label)
-        with contextlib.suppress(FileExistsError):
-            job_dir.path.mkdir(mode=0o700)
+        job_dir._make()
         dir_fd = job_dir._open_fd()
         try:
             job_dir._write_spec(dir_fd, spec)
@@ -241,7 +240,6 @@ class JobDir:
         return job_dir
 
     def _write_spec(self, dir_fd: int, spec: Spec) -> None:
-        os.fchmod(dir_fd, 0o700)  # whatever the umask made of it
         if supervisor.read_file(dir_fd, supervisor.CLAIM) is not None:
             raise JobDirExists(f"{self.path} is claimed already")
         data = supervisor.encode(spec.to_record())
@@ -287,8 +285,7 @@ class JobDir:
         Returns the claim that stands: the daemon's, or that of the supervisor that was first. A
         directory that is missing is made: the supervisor that finds it has no spec.
         """
-        with contextlib.suppress(FileExistsError):
-            self.path.mkdir(mode=0o700)
+        self._make()
         dir_fd = self._open_fd()
         try:
             supervisor.Draft(dir_fd, supervisor.CLAIM).link(supervisor.encode(_own_claim()))
@@ -341,6 +338,11 @@ class JobDir:
         if len(found) > FILES_MAX:
             raise JobDirError(f"{self.path} holds {len(found)} files; at most {FILES_MAX} are ours")
         return found
+
+    def _make(self) -> None:
+        with contextlib.suppress(FileExistsError):
+            self.path.mkdir(mode=0o700)
+        self.path.chmod(0o700)  # whatever the umask made of it
 
     def _open_fd(self) -> int:
         return supervisor.open_directory(self.path.as_posix())

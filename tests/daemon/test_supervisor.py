@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -53,11 +54,16 @@ def test_the_environment_is_the_spec_s_and_the_marks_and_nothing_else(host: Host
 
 
 def test_no_descriptor_but_three_reaches_the_job(host: Host) -> None:
-    job = host.sh("ls -l /proc/$$/fd | sed 's/.* \\([0-9]* ->\\)/\\1/' | sort; exit 0")
+    job = host.start("ls", "-l", "/proc/self/fd")
     host.wait_exit(job)
-    lines = [line for line in host.output(job).decode().splitlines() if "->" in line]
+    found = re.findall(r"(\d+) -> (.*)", host.output(job).decode())
     out = str(host.work / f"out.{job.job_id}")
-    assert lines == ["0 -> /dev/null", f"1 -> {out}", f"2 -> {out}"]
+    # ls itself has the directory open.
+    assert [row for row in found if not row[1].startswith("/proc/")] == [
+        ("0", "/dev/null"),
+        ("1", out),
+        ("2", out),
+    ]
 
 
 def test_session_umask_directory_and_signals_are_as_a_login_would_have_them(host: Host) -> None:
@@ -538,7 +544,8 @@ def test_an_idle_supervisor_uses_no_time(host: Host) -> None:
     assert claim is not None
     before = _switches(claim.pid)
     assert host.wait_exit(host.start("sleep", "0.5")).code == 0
-    assert _switches(claim.pid) - before <= 1
+    # The exec of the job is one event; a poll every 100 ms would be five.
+    assert _switches(claim.pid) - before <= 3
     assert is_alive(claim.pid)
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from gpuschedd import supervisor
 from gpuschedd.core.recovery import ClaimKind, Recovery, recover
 from gpuschedd.job_dir import JobDir, Orders
 from gpuschedd.launcher import DirectLauncher
@@ -23,6 +24,10 @@ pytestmark = [
     pytest.mark.tool("strace"),
     pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace"),
 ]
+
+
+# The memory of a supervisor is closed to its own user, and with it the paths in its calls.
+needs_paths = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to read the paths in calls")
 
 
 @pytest.fixture
@@ -53,6 +58,8 @@ def traced_calls(log: Path) -> list[str]:
     return log.read_text(errors="replace").splitlines()
 
 
+@pytest.mark.root
+@needs_paths
 def test_nothing_is_imported_once_the_claim_is_taken(host: Host) -> None:
     log = traced(host, "-e", "trace=openat,open,linkat,execve")
     job = host.start(b"arg", script=b"#!/bin/sh\necho CUDA out of memory; exit 1\n")
@@ -186,6 +193,8 @@ def test_a_start_that_cannot_be_written_is_no_start(host: Host, error: str) -> N
     assert not (host.work / "ran").exists()
 
 
+@pytest.mark.root
+@needs_paths
 def test_no_path_of_the_user_s_is_touched_before_the_fork(host: Host) -> None:
     log = traced(host, "-e", "trace=file", "-y")
     job = host.sh("true")
@@ -198,3 +207,25 @@ def test_no_path_of_the_user_s_is_touched_before_the_fork(host: Host) -> None:
     started = job.started()
     assert started is not None
     assert touching == {str(started.pid)}
+
+
+def test_a_set_up_that_hangs_is_ended_at_its_deadline(host: Host) -> None:
+    """With a deadline of 0.3 s for 30, and a directory that takes a second to enter."""
+    place = os.path.dirname(supervisor.__file__)
+    short = (
+        f"import sys; sys.path.insert(0, '{place}'); import supervisor; "
+        "supervisor.SETUP_DEADLINE_S = 0.3; sys.exit(supervisor.main(sys.argv[2:]))"
+    )
+    inject = "-e trace=chdir -e inject=chdir:delay_enter=1000000:when=1"
+    wrapper = host.root / "python"
+    wrapper.write_text(
+        "#!/bin/sh\nshift 2; "
+        f'exec strace -f -qq -o /dev/null {inject} {sys.executable} -I -S -c "{short}" "$@"\n'
+    )
+    wrapper.chmod(0o755)
+    host.launcher = DirectLauncher(python=str(wrapper))
+    job = begin(host, "touch", "ran")
+    end = host.wait_exit(job)
+    assert (end.code, end.signal, end.cause) == (None, None, "setup")
+    assert f"set-up took more than 0 s (at: directory {host.work})" in str(end.reason)
+    assert job.started() is None

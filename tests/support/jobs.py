@@ -104,7 +104,9 @@ class Host:
         return self.wait_exit(self.start(*argv, **changes))
 
     def output(self, job_dir: JobDir) -> bytes:
-        return (self.work / f"out.{job_dir.job_id}").read_bytes()
+        """What the job wrote so far; empty before its set-up."""
+        path = self.work / f"out.{job_dir.job_id}"
+        return path.read_bytes() if path.exists() else b""
 
     def wait(self, look: Callable[[], T | None], deadline_s: float = DEADLINE_S) -> T:
         """What `look` gives once it gives something; looked at after each hint."""
