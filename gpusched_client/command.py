@@ -149,7 +149,7 @@ MEMORY = _Amount("size", _memory)
 TIME_LIMIT = _Amount("time", _time_limit)
 
 
-CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+CONTEXT_SETTINGS = {"help_option_names": ["--help", "-h"], "max_content_width": 100}
 
 
 def own_uid() -> int:

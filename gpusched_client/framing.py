@@ -19,6 +19,7 @@ from gpusched_client.wirefields import Flaw, shown
 MSGID_MAX = 2**32 - 1
 METHOD_BYTES_MAX = 64
 _FEED_BYTES = 64 * 1024
+_BUFFER_BYTES = 16 * 1024  # to begin with; the decoder's own default is 1 MiB a connection
 _HEAD_BYTES = 16  # enough for [type, msgid]
 
 
@@ -106,6 +107,7 @@ class Decoder:
         self._head = b""  # its first bytes, for the msgid of a refusal
         self._failure: GpuschedError | None = None
         self._unpacker = msgpack.Unpacker(
+            read_size=_BUFFER_BYTES,
             max_buffer_size=limits.message_bytes + _FEED_BYTES,
             max_str_len=limits.message_bytes,
             max_bin_len=limits.message_bytes,
@@ -163,8 +165,10 @@ class Decoder:
                 self._head = part[end - part_start :][:_HEAD_BYTES]
                 self._containers = self._items = 0
         except GpuschedError as error:
-            self._failure = error
-            messages.append(Malformed(_msgid_in(self._head), error, is_fatal=True))
+            # Its traceback holds this decoder, and this decoder holds it: a cycle that would keep
+            # the buffers of every refused connection until the next full garbage collection.
+            self._failure = _without_traceback(error)
+            messages.append(Malformed(_msgid_in(self._head), self._failure, is_fatal=True))
 
     def _next_value(self) -> Any:
         """The next decoded value or _NOTHING; every failure of the decoder as a typed error."""
@@ -206,6 +210,11 @@ class Decoder:
 
 
 _NOTHING = object()
+
+
+def _without_traceback(error: GpuschedError) -> GpuschedError:
+    error.__traceback__ = error.__cause__ = error.__context__ = None
+    return error
 
 
 def _take_ext(code: int, data: bytes) -> Flaw:

@@ -198,9 +198,9 @@ def _dry_run(request: JobRequest, options: dict[str, Any]) -> int:
         return 0
     limit_s = result.time_limits_s[0] if result.time_limits_s else None
     answer(f"Understood: {understood(request, limit_s)}\n")
-    for text in result.would_start:
+    for text in filter(None, result.would_start):
         answer(f"Would start now on {printable(text)}\n")
-    for text in result.reasons:
+    for text in filter(None, result.reasons):
         answer(f"Would wait: {printable(text)}\n")
     return 0
 

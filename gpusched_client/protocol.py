@@ -419,7 +419,8 @@ class SubmitResult(Response):
     """The ids in the order of the jobs; `time_limits_s` beside them says what a default became.
 
     `warnings` is for people: "becomes a whole-GPU job". After a dry run job_ids is empty, and
-    `would_start` (on which GPUs) or `reasons` (what it would wait for) has one text per job.
+    `would_start` (on which GPUs) or `reasons` (what it would wait for) has a text for the job; the
+    other is empty or has "" in its place.
     """
 
     job_ids: tuple[int, ...] = wire(list_of(_JOB_ID, SUBMIT_JOBS_MAX))

@@ -92,9 +92,9 @@ def vram_text(job: JobView) -> str:
 
 
 def exit_text(job: JobView) -> str:
-    """`code:signal` as Slurm shows it, `?` where the end is not known."""
+    """`code:signal` as Slurm shows it, `-` where nothing ran, `?` where the end is not known."""
     if job.exit_code is None and job.exit_signal is None:
-        return "?"
+        return _NONE if job.started_at_s is None else "?"
     return f"{job.exit_code or 0}:{job.exit_signal or 0}"
 
 
@@ -115,10 +115,13 @@ def _reason_text(job: JobView) -> str:
 
 
 def _ending_text(job: JobView) -> str:
-    text = f"exit {exit_text(job)}" if exit_text(job) != "?" else job.state.lower()
+    code = exit_text(job)
+    text = job.state.lower() if code in ("?", _NONE) else f"exit {code}"
     detail = job.cause_detail or (job.reason.text if job.reason else "")
     if not detail and job.cause not in (None, "exit", job.state.lower()):
         detail = str(job.cause).replace("_", " ")
+    if detail.startswith(text):
+        return printable(detail)
     return f"{text} ({printable(detail)})" if detail else text
 
 
@@ -316,7 +319,7 @@ def usage_table(users: Iterable[UsageView], width: int | None = None) -> str:
             f"{user.usage_gpu_s / 3600:.2f}",
             _NONE if user.shares is None else f"{user.shares:g}",
             _NONE if user.factor is None else f"{user.factor:.3f}",
-            *[_NONE if number is None else f"{number:g}" for number in numbers],
+            *[_NONE if number is None else f"{round(number, 2):g}" for number in numbers],
         ]
 
     return table(headings, [cells(user) for user in users], width, frozenset(headings[1:]))

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_server import FakeServer, Handler
+
+from tests.client.fake_server import FakeServer, Handler
 
 GOLDEN_DIR = Path(__file__).parent.parent / "golden"
 NOW_S = 1_767_225_600.0  # 2026-01-01 00:00:00 UTC

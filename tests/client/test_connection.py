@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_server import FakeServer, Handler, Hangup, Raw, Refusal
 
 from gpusched_client import Client, connection, job_request, paths
 from gpusched_client.errors import (
@@ -26,6 +25,7 @@ from gpusched_client.errors import (
     Unavailable,
 )
 from gpusched_client.terms import JobState
+from tests.client.fake_server import FakeServer, Handler, Hangup, Raw, Refusal
 
 Serve = Callable[[dict[str, Handler]], FakeServer]
 JOB_7 = {"job_id": 7, "state": "COMPLETED", "exit_code": 0}

@@ -323,7 +323,6 @@ def test_mutated_messages_give_typed_errors_and_no_memory_growth() -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-@pytest.mark.skipif(os.environ.get("GPUSCHED_SOAK") != "1", reason="GPUSCHED_SOAK=1 runs it")
 def test_a_million_mutated_messages_give_typed_errors_and_no_memory_growth() -> None:
     check_fuzz(1_000_000)
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from fake_server import FakeServer, Handler, Refusal
 
 from gpusched_client.gcancel import cli
+from tests.client.fake_server import FakeServer, Handler, Refusal
 
 Serve = Callable[[dict[str, Handler]], FakeServer]
 ME = str(os.getuid())

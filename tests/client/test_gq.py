@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from fake_server import FakeServer, Handler, Refusal
 
 from gpusched_client import gq as gq_module
 from gpusched_client.gq import cli
+from tests.client.fake_server import FakeServer, Handler, Refusal
 
 Serve = Callable[[dict[str, Handler]], FakeServer]
 GIB = 2**30
@@ -48,6 +48,8 @@ LISTING = [
     view(43, gpus=8, queue_position=1, promised_start_s=NOW_S + 90_000, name="big",
          reason={"code": "Resources", "text": "needs 8 GPUs, 1 is free", "numbers": {"free": 1}}),
     view(44, gpus=0, reason={"code": "Held", "text": ""}, time_limit_s=None, user=None, name=None),
+    view(37, "CANCELLED", cause="cancelled", cause_detail="cancelled by bob",
+         ended_at_s=NOW_S - 500),
     view(45, "CONFIGURING", vram_bytes=512 * 2**20, gpu_indices=[2]),
 ]  # fmt: skip
 
@@ -151,7 +153,7 @@ def test_json_has_the_wires_names_with_iso_times(serve: Serve, run: Any) -> None
     serve(listing(LISTING))
     outcome = run(cli, "--json")
     value = json.loads(outcome.out)
-    assert value["total"] == 8
+    assert value["total"] == 9
     by_id = {job["job_id"]: job for job in value["jobs"]}
     assert by_id[41]["started_at"] == "2025-12-31T23:59:55Z"
     assert by_id[41]["vram_bytes"] == 18 * GIB
@@ -264,7 +266,7 @@ def test_gpus_show_what_is_unknown_as_unknown(serve: Serve, run: Any, golden: An
 def test_usage_shows_shares_and_factors(serve: Serve, run: Any, golden: Any) -> None:
     users = [
         {"user": "alice", "uid": 1, "usage_gpu_s": 0, "shares": 1, "factor": 1.0,
-         "running_jobs": 0, "running_gpus": 0, "pending_jobs": 2},
+         "running_jobs": 3, "running_gpus": 2.5416666, "pending_jobs": 2},
         {"user": "bob", "uid": 2, "usage_gpu_s": 86_400, "shares": 2.5, "factor": 0.25},
     ]  # fmt: skip
     serve({"usage": lambda _: {"users": users}})

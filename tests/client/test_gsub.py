@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_server import FakeServer, Handler, Refusal
 
 from gpusched_client.gsub import cli
+from tests.client.fake_server import FakeServer, Handler, Refusal
 
 Serve = Callable[[dict[str, Handler]], FakeServer]
 GIB = 2**30
@@ -276,7 +276,7 @@ def test_a_dry_run_says_where_it_would_start_or_what_it_would_wait_for(
     serve: Serve, run: Any, golden: Any
 ) -> None:
     results: list[dict[str, Any]] = [
-        {"job_ids": [], "time_limits_s": [7200], "would_start": ["GPU 1, 3"]},
+        {"job_ids": [], "time_limits_s": [7200], "would_start": ["GPU 1, 3"], "reasons": [""]},
         {"job_ids": [], "reasons": ["2 GPUs are free of 4 needed; expected start 14:20"]},
     ]
     server = serve({"submit": lambda _: results.pop(0)})
