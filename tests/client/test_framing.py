@@ -317,6 +317,15 @@ def check_fuzz(rounds: int) -> None:
     assert rss_bytes() - before < 50 * 2**20
 
 
+def test_connections_that_break_inside_a_message_leave_no_memory_behind() -> None:
+    half = b"\x94\x00\x07\xa6submit\x91\x92" + b"\xda\x20\x00" + b"x" * 8192 + b"\x92\xc0"
+    before = rss_bytes()
+    for end in (b"", b"\xc1"):
+        for _ in range(4_000):
+            Decoder().feed(half + end)
+    assert rss_bytes() - before < 10 * 2**20  # 60 MiB and more with msgpack below 1.2
+
+
 def test_mutated_messages_give_typed_errors_and_no_memory_growth() -> None:
     check_fuzz(20_000)
 
