@@ -440,7 +440,7 @@ class Handlers:
 
         def outcome_of(entry: protocol.Outcome) -> protocol.Outcome:
             job = found.get(JobId(entry.job_id))
-            if entry.code != NotFound.code or job is None:
+            if entry.code != NotFound.code or job is None or not job.is_final:
                 return entry
             if not caller.may_change(job):
                 denied = orders.not_yours(job)

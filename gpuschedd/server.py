@@ -27,6 +27,7 @@ from gpuschedd.peer import Peer, peer_of
 log = logging.getLogger(__name__)
 
 WHOLE_REQUEST_S = 10.0  # from a request's first byte to its last
+LINGER_S = 1.0  # after an error that ends the connection
 IDLE_S = 60.0  # with no request open and no watch
 UNSENT_BYTES_MAX = 4 * 2**20
 OPEN_REQUESTS_MAX = 64  # of one connection; then it is not read until some are answered
@@ -102,6 +103,7 @@ class ServerConnection(asyncio.Protocol):
         self._close_callbacks: list[Callable[[], None]] = []
         self._watching = False
         self._paused = False
+        self._is_dead = False
         self._waiting: list[framing.Incoming] = []
 
     @property
@@ -146,7 +148,7 @@ class ServerConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Decode and take what is whole."""
-        if self._peer is None or self._decoder.failure is not None:
+        if self._peer is None or self._is_dead:
             return
         began_mid_message = self._decoder.is_mid_message
         self._waiting += self._decoder.feed(data)
@@ -165,7 +167,7 @@ class ServerConnection(asyncio.Protocol):
 
     def _take_waiting(self) -> None:
         """Take decoded requests in order, as far as the limit on open ones allows."""
-        while self._waiting and len(self._tasks) < OPEN_REQUESTS_MAX:
+        while self._waiting and len(self._tasks) < OPEN_REQUESTS_MAX and not self._is_dead:
             self._take(self._waiting.pop(0))
         assert self._transport is not None
         should_pause = bool(self._waiting)
@@ -180,7 +182,7 @@ class ServerConnection(asyncio.Protocol):
         if isinstance(message, framing.Malformed):
             self._send(framing.encode_error(message.msgid, message.error))
             if message.is_fatal:
-                self.close()
+                self._close_after_linger()
             return
         if isinstance(message, framing.Request):
             task = asyncio.ensure_future(self._answer(message))
@@ -210,6 +212,16 @@ class ServerConnection(asyncio.Protocol):
             return
         self._take_waiting()
         self._rearm(keep=self._decoder.is_mid_message)
+
+    def _close_after_linger(self) -> None:
+        """Take and drop what is still being sent, so that the client gets to read the error."""
+        assert self._transport is not None
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        self._is_dead = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(LINGER_S, self.close)
 
     def _close_when_done(self) -> None:
         if not self._tasks:
@@ -255,7 +267,7 @@ class ServerConnection(asyncio.Protocol):
 
     def _rearm(self, *, keep: bool = False) -> None:
         """The one timer of a connection: a whole request in time, or not idle for too long."""
-        if keep:
+        if keep or self._is_dead:
             return  # the unfinished request's own deadline stands
         if self._timer is not None:
             self._timer.cancel()

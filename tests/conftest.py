@@ -1,0 +1,39 @@
+"""What every test may ask for, and which tests run where."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.daemon import DaemonProcess, daemon_in
+
+SOAK = os.environ.get("GPUSCHED_SOAK") == "1"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Say why a test cannot run here, instead of letting it fail."""
+    for item in items:
+        if item.get_closest_marker("root") and os.getuid() != 0:
+            item.add_marker(pytest.mark.skip(reason="needs root"))
+        if item.get_closest_marker("soak") and not SOAK:
+            item.add_marker(pytest.mark.skip(reason="long figures: make soak"))
+        tool = item.get_closest_marker("tool")
+        if tool is not None and shutil.which(tool.args[0]) is None:
+            item.add_marker(pytest.mark.skip(reason=f"needs {tool.args[0]}"))
+
+
+@pytest.fixture(scope="session")
+def is_soak() -> bool:
+    """True under `make soak`: the whole figures instead of a tenth."""
+    return SOAK
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[DaemonProcess]:
+    """A daemon with four simulated GPUs of 24 GiB and a grace of 1 s."""
+    with daemon_in(tmp_path, "4x24G", "--set", "scheduling.kill_grace=1.0") as started:
+        yield started

@@ -1,0 +1,210 @@
+"""How jobs end, through the whole way: daemon, supervisor, real processes, the books."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from gpusched_client.terms import JobState
+from tests.support.daemon import DaemonProcess, until
+
+GRACE_S = 1.0
+
+RESPAWNER = r"""
+import os, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if os.fork():
+    time.sleep(600)
+os.setsid()
+if os.fork():
+    os._exit(0)
+while True:
+    if os.fork():
+        time.sleep(0.01)
+        os._exit(0)
+    os.setsid()
+"""
+
+
+def test_a_job_that_flees_and_ignores_term_is_gone_within_grace_and_two_seconds(
+    daemon: DaemonProcess,
+) -> None:
+    """Double fork, setsid, TERM ignored, a new process every 10 ms; its GPU is free only then."""
+    script = daemon.work_dir / "flee.py"
+    script.write_text(RESPAWNER)
+    with daemon.client() as client:
+        job = client.submit(["/usr/bin/python3", str(script)], gpus=4, time_limit="1h")
+        until(lambda: client.job(job.id).state is JobState.RUNNING, "it runs")
+        after = client.submit(["true"], gpus=4, time_limit="1m")
+        began_s = time.monotonic()
+        client.cancel([job.id])
+        ended = client.wait(job.id, timeout_s=30)
+        took_s = time.monotonic() - began_s
+        assert ended.state is JobState.CANCELLED
+        assert took_s < GRACE_S + 2.0 + 2.0  # 2 s for a busy machine
+        assert _processes_of(str(script)) == []
+        assert client.wait(after.id, timeout_s=30).state is JobState.COMPLETED
+
+
+def _processes_of(mark: str) -> list[int]:
+    """Pids whose command line has mark."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal():
+            continue
+        try:
+            if mark.encode() in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+def test_what_a_job_leaves_behind_is_ended_and_its_own_end_stands(daemon: DaemonProcess) -> None:
+    """Exit 0 with a server left in the background: COMPLETED at its own time, GPU freed after."""
+    with daemon.client() as client:
+        job = client.submit(shell="trap '' TERM; setsid sleep 300 & sleep 0.1; exit 0", gpus=4)
+        until(lambda: client.job(job.id).state is JobState.COMPLETING, "its rest is being ended")
+        waiting = client.submit(["true"], gpus=4)
+        assert client.job(waiting.id).state is JobState.PENDING
+        ended = client.wait(job.id, timeout_s=30)
+        assert (ended.state, ended.exit_code) == (JobState.COMPLETED, 0)
+        started = client.wait(waiting.id, timeout_s=30)
+        assert ended.ended_at_s is not None
+        assert started.started_at_s is not None
+        assert started.started_at_s >= ended.ended_at_s + GRACE_S - 0.1
+
+
+def test_a_time_limit_ends_the_job_as_timeout(daemon: DaemonProcess) -> None:
+    """Also when it then exits 0."""
+    with daemon.client() as client:
+        job = client.submit(shell="trap 'exit 0' TERM; sleep 60 & wait", time_limit=1)
+        ended = client.wait(job.id, timeout_s=30)
+        assert (ended.state, ended.cause) == (JobState.TIMEOUT, "time_limit")
+
+
+def test_a_cancel_at_the_very_end_gives_one_state_that_fits_the_order(
+    daemon: DaemonProcess, is_soak: bool
+) -> None:
+    """200 times (1,000 in soak): CANCELLED if and only if the order came before the reap."""
+    rounds = 1_000 if is_soak else 200
+    print(f"{rounds} rounds of 1000")
+    seen: dict[str, int] = {}
+    with daemon.client() as client:
+        for _ in range(rounds // 20):
+            jobs = [
+                client.submit(["sleep", f"0.{place:02d}"], gpus=0, output="/dev/null").id
+                for place in range(20)
+            ]
+            outcomes = {}
+            for job_id in jobs:
+                outcomes |= {o.job_id: o for o in client.cancel([job_id])}
+            for ended in client.wait(jobs, timeout_s=60):
+                seen[str(ended.state)] = seen.get(str(ended.state), 0) + 1
+                if ended.state is JobState.COMPLETED:
+                    assert ended.exit_code == 0
+                    assert ended.cause == "exit"
+                else:
+                    assert ended.state is JobState.CANCELLED
+                    assert ended.cause == "cancelled"
+                if "already" in outcomes[ended.job_id].text:
+                    assert ended.state is JobState.COMPLETED
+    print(seen)
+    assert sum(seen.values()) == rounds
+
+
+def test_a_killed_supervisor_is_node_fail_and_leaves_no_process(daemon: DaemonProcess) -> None:
+    """kill -9 of the supervisor: the job's processes are ended, the GPU is free only after them."""
+    with daemon.client() as client:
+        mark = str(daemon.work_dir / "orphan-mark")
+        line = f"setsid sh -c 'trap \"\" TERM; : {mark}; while :; do sleep 1; done' & sleep 300"
+        job = client.submit(shell=line, gpus=4)
+        until(lambda: client.job(job.id).state is JobState.RUNNING, "it runs")
+        until(lambda: len(_processes_of(mark)) >= 2, "its background process runs")
+        claim = daemon.state_dir / "jobs" / f"{job.id}.1" / "claim"
+        import json
+        import os
+        import signal
+
+        os.kill(json.loads(claim.read_text())["pid"], signal.SIGKILL)
+        ended = client.wait(job.id, timeout_s=30)
+        assert ended.state is JobState.NODE_FAIL
+        assert ended.exit_code is None
+        assert _processes_of(mark) == []
+
+
+@pytest.mark.parametrize("window", ["pending", "configuring", "running"])
+def test_a_cancel_in_each_window_of_the_start_is_cancelled(
+    daemon: DaemonProcess, window: str
+) -> None:
+    """Before the pass, during the launch, and after the start."""
+    with daemon.client() as client:
+        if window == "pending":
+            client.submit(["sleep", "60"], gpus=4)
+        job = client.submit(["sleep", "60"], gpus=4, output="/dev/null")
+        if window == "running":
+            until(lambda: client.job(job.id).state is JobState.RUNNING, "it runs")
+        client.cancel([job.id])
+        assert client.wait(job.id, timeout_s=30).state is JobState.CANCELLED
+
+
+def test_output_that_cannot_be_opened_fails_with_the_reason(daemon: DaemonProcess) -> None:
+    """A missing directory, and a FIFO that nobody reads, within 10 s."""
+    import os
+
+    fifo = daemon.work_dir / "fifo"
+    os.mkfifo(fifo)
+    with daemon.client() as client:
+        began_s = time.monotonic()
+        missing = client.submit(["true"], output="no/such/dir/out", cwd=daemon.work_dir)
+        unread = client.submit(["true"], output=str(fifo), cwd=daemon.work_dir)
+        for job, word in ((missing, "no/such/dir"), (unread, "fifo")):
+            ended = client.wait(job.id, timeout_s=30)
+            assert ended.state is JobState.FAILED
+            assert ended.cause == "setup"
+            assert word in (ended.cause_detail or "")
+        assert time.monotonic() - began_s < 10.0
+
+
+def test_commands_that_are_not_there_or_not_executable_have_shells_codes(
+    daemon: DaemonProcess,
+) -> None:
+    """127 and 126."""
+    plain = daemon.work_dir / "plain"
+    plain.write_text("not a program")
+    with daemon.client() as client:
+        absent = client.submit(["no-such-command-here"], cwd=daemon.work_dir)
+        dull = client.submit([str(plain)], cwd=daemon.work_dir)
+        assert client.wait(absent.id, timeout_s=30).exit_code == 127
+        assert client.wait(dull.id, timeout_s=30).exit_code == 126
+
+
+def test_arguments_and_environment_arrive_byte_for_byte(daemon: DaemonProcess) -> None:
+    """Invalid UTF-8, newlines, empty strings, leading dashes."""
+    words = [b"", b"-n", b"--", b"a\nb", b"\xff\xfe", b"%j", b"$HOME", b"  "]
+    dump = "import os,sys; sys.stdout.buffer.write(b'\\0'.join(map(os.fsencode, sys.argv[1:]))"
+    dump += "+ b'\\1' + os.environb[b'ODD'])"
+    with daemon.client() as client:
+        job = client.submit(
+            [b"/usr/bin/python3", b"-c", dump.encode(), *words],
+            environment={b"ODD": b"\xff=\n\x80", b"PATH": b"/usr/bin:/bin"},
+            cwd=daemon.work_dir,
+            output="bytes",
+        )
+        assert client.wait(job.id, timeout_s=30).state is JobState.COMPLETED
+    said = (daemon.work_dir / "bytes").read_bytes()
+    assert said == b"\0".join(words) + b"\1" + b"\xff=\n\x80"
+
+
+def test_no_exec_holds_the_gpu_for_the_limit_and_runs_nothing(tmp_path: Path) -> None:
+    """For demonstrations and load tests."""
+    daemon = DaemonProcess(tmp_path, "1x24G", "--no-exec")
+    daemon.start()
+    mark = tmp_path / "ran"
+    with daemon.client() as client:
+        job = client.submit(["touch", str(mark)], time_limit=1)
+        client.wait(job.id, timeout_s=30)
+    daemon.stop()
+    assert not mark.exists()

@@ -1,0 +1,286 @@
+"""The socket from outside: any MessagePack-RPC client works, and nobody can hurt the others."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+
+from gpusched_client.protocol import METHODS
+from gpuschedd.handlers import RIGHTS
+from tests.support.daemon import DaemonProcess, until
+
+JOB = {"argv": ["true"], "cwd": "/", "environment": {}, "gpus": 0, "output": "/dev/null"}
+
+
+@contextmanager
+def raw(daemon: DaemonProcess) -> Iterator[socket.socket]:
+    """A socket and nothing more."""
+    with socket.socket(socket.AF_UNIX) as connected:
+        connected.settimeout(30)
+        connected.connect(str(daemon.socket))
+        yield connected
+
+
+def call(connected: socket.socket, *message: Any) -> Any:
+    """Send one message, read one."""
+    connected.sendall(msgpack.packb(list(message)))
+    return read(connected)
+
+
+def read(connected: socket.socket) -> Any:
+    """The next message; None at the end of the stream."""
+    unpacker = msgpack.Unpacker()
+    while True:
+        data = connected.recv(65536)
+        if not data:
+            return None
+        unpacker.feed(data)
+        for value in unpacker:
+            return value
+
+
+def test_a_throwaway_client_of_socket_and_msgpack_runs_a_job(daemon: DaemonProcess) -> None:
+    """Nothing but the published protocol is needed."""
+    with raw(daemon) as connected:
+        kind, msgid, error, result = call(connected, 0, 7, "submit", [{"jobs": [JOB]}])
+        assert (kind, msgid, error) == (1, 7, None)
+        (job_id,) = result["job_ids"]
+        *_, error, result = call(connected, 0, 8, "wait", [{"job_ids": [job_id]}])
+        assert error is None
+        assert result["jobs"][0]["state"] == "COMPLETED"
+        *_, error, result = call(connected, 0, 9, "hello", [])
+        assert result["uid"] == os.getuid()
+
+
+def test_every_method_has_a_right() -> None:
+    """Deny by default: a method without an entry is refused, so none may lack one."""
+    assert set(RIGHTS) == set(METHODS)
+
+
+@pytest.mark.parametrize(
+    ("change", "path"),
+    [
+        ({"gpus": True}, "jobs[0].gpus"),
+        ({"gpus": -1}, "jobs[0].gpus"),
+        ({"vram_bytes": 1.5}, "jobs[0].vram_bytes"),
+        ({"time_limit_s": float("nan")}, "jobs[0].time_limit_s"),
+        ({"uid": 0}, "jobs[0].uid"),
+        ({"user": "root"}, "jobs[0].user"),
+        ({"name": "a\0b"}, "jobs[0].name"),
+        ({"nice": 2**63}, "jobs[0].nice"),
+        ({"environment": {"A=B": "c"}}, "jobs[0].environment"),
+        ({"cwd": "relative"}, "jobs[0].cwd"),
+    ],
+)
+def test_a_bad_field_is_invalid_with_its_path(
+    daemon: DaemonProcess, change: dict[str, Any], path: str
+) -> None:
+    """Unknown fields, wrong types, out of range: each names the field, and nothing is stored."""
+    with raw(daemon) as connected:
+        *_, error, result = call(connected, 0, 1, "submit", [{"jobs": [{**JOB, **change}]}])
+        assert result is None
+        assert error["code"] == "invalid"
+        assert error["data"]["path"] == path
+        *_, result = call(connected, 0, 2, "jobs", [])
+        assert result["total"] == 0
+
+
+def test_a_message_that_is_too_large_is_refused_and_the_daemon_goes_on(
+    daemon: DaemonProcess,
+) -> None:
+    """2 MiB in one request."""
+    with raw(daemon) as connected:
+        big = {**JOB, "environment": {"A": "x" * 2_000_000}}
+        *_, error, _ = call(connected, 0, 1, "submit", [{"jobs": [big]}])
+        assert error["code"] == "too_large"
+    with daemon.client() as client:
+        client.hello()
+
+
+def test_pipelined_requests_of_one_connection_take_effect_in_order(daemon: DaemonProcess) -> None:
+    """Submit, cancel, submit, sent without waiting: the cancel finds the first job only."""
+    with raw(daemon) as connected:
+        held = {**JOB, "hold": True}
+        stream = b"".join(
+            msgpack.packb(message)
+            for message in (
+                [0, 1, "submit", [{"jobs": [held]}]],
+                [0, 2, "cancel", [{"job_ids": [1, 2]}]],
+                [0, 3, "submit", [{"jobs": [held]}]],
+            )
+        )
+        connected.sendall(stream)
+        replies: dict[int, Any] = {}
+        unpacker = msgpack.Unpacker()
+        while len(replies) < 3:
+            unpacker.feed(connected.recv(65536))
+            replies |= {reply[1]: reply for reply in unpacker}
+        outcomes = replies[2][3]["outcomes"]
+        assert [entry["code"] for entry in outcomes] == [None, "not_found"]
+        assert replies[3][3]["job_ids"] == [2]
+
+
+def test_half_a_message_and_silence_is_cut_after_ten_seconds(daemon: DaemonProcess) -> None:
+    """The slow-loris gets an error and its connection back."""
+    with raw(daemon) as connected:
+        connected.sendall(msgpack.packb([0, 1, "hello", []])[:-1])
+        began_s = time.monotonic()
+        reply = read(connected)
+        assert 9.0 < time.monotonic() - began_s < 20.0
+        assert reply[2]["code"] == "unavailable"
+        assert connected.recv(1) == b""
+
+
+def test_a_reader_that_never_reads_is_cut_at_its_limit(daemon: DaemonProcess) -> None:
+    """Replies pile up to 4 MiB, not further; others are served meanwhile."""
+    with daemon.client() as client:
+        for _ in range(3):
+            client.submit_many([_job_request(daemon) for _ in range(300)])
+    with raw(daemon) as stalled:
+        request = msgpack.packb([0, 1, "jobs", []])
+        sent, cut = 0, False
+        while not cut and sent < 400:
+            try:
+                stalled.sendall(request)
+                sent += 1
+            except (BrokenPipeError, ConnectionResetError):
+                cut = True
+            except TimeoutError:
+                break
+            with daemon.client() as client:
+                client.hello()
+        until(lambda: _is_cut(stalled), "the stalled reader is cut")
+
+
+def _job_request(daemon: DaemonProcess) -> Any:
+    from gpusched_client import job_request
+
+    return job_request(["true"], hold=True, cwd=daemon.work_dir, environment={})
+
+
+def _is_cut(connected: socket.socket) -> bool:
+    try:
+        connected.sendall(b"")
+        connected.send(msgpack.packb([0, 2, "hello", []]), socket.MSG_DONTWAIT)
+    except (BrokenPipeError, ConnectionResetError):
+        return True
+    except BlockingIOError:
+        return False
+    return False
+
+
+def test_connections_beyond_the_limit_are_told_so(tmp_path: Path) -> None:
+    """One user's connections have a number; root's own are not counted out."""
+    daemon = DaemonProcess(tmp_path, "1x1G", "--set", "limits.connections=4").start()
+    try:
+        held = []
+        refusals = []
+        for _ in range(6):
+            connected = socket.socket(socket.AF_UNIX)
+            connected.settimeout(10)
+            connected.connect(str(daemon.socket))
+            held.append(connected)
+            connected.sendall(msgpack.packb([0, 1, "hello", []]))
+            reply = read(connected)
+            if reply[2] is not None:
+                refusals.append(reply[2]["code"])
+        expected = [] if os.getuid() == 0 else ["limit", "limit"]
+        assert refusals == expected
+        for connected in held:
+            connected.close()
+    finally:
+        daemon.stop()
+
+
+def test_mutated_messages_never_crash_the_daemon(daemon: DaemonProcess, is_soak: bool) -> None:
+    """20,000 through the decoder are in the client's tests; here 2,000 reach a live daemon."""
+    count = 100_000 if is_soak else 2_000
+    print(f"{count} mutations of 100000")
+    seeds = [
+        msgpack.packb([0, 1, "submit", [{"jobs": [{**JOB, "hold": True}]}]]),
+        msgpack.packb([0, 1, "jobs", [{"ids": [1, 2], "states": ["PENDING"]}]]),
+        msgpack.packb([0, 1, "cancel", [{"job_ids": [1], "signal": 10}]]),
+        msgpack.packb([0, 1, "update", [{"job_ids": [1], "nice": 3}]]),
+        msgpack.packb([0, 1, "queue", [{"limit": 5}]]),
+    ]
+    random_ = random.Random(11)
+    assert daemon.process is not None
+    before = _resident_bytes(daemon.process.pid)
+    for _ in range(count // 50):
+        with raw(daemon) as connected:
+            connected.setblocking(False)
+            for _ in range(50):
+                try:
+                    connected.send(_mutated(random_, random_.choice(seeds)))
+                except OSError:
+                    break
+    with daemon.client() as client:
+        client.hello()
+    assert daemon.process.poll() is None
+    assert "command_failed" not in daemon.log_tail()
+    assert "request_failed" not in daemon.log.read_text()
+    assert _resident_bytes(daemon.process.pid) - before < 50 * 2**20
+
+
+def _mutated(random_: random.Random, seed: bytes) -> bytes:
+    data = bytearray(seed)
+    for _ in range(random_.randint(1, 4)):
+        place = random_.randrange(len(data))
+        match random_.randrange(3):
+            case 0:
+                data[place] = random_.randrange(256)
+            case 1:
+                del data[place]
+            case _:
+                data.insert(place, random_.randrange(256))
+        if not data:
+            return bytes(seed)
+    return bytes(data)
+
+
+def _resident_bytes(pid: int) -> int:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
+
+
+def test_the_same_submission_id_gives_the_same_ids_and_other_content_is_a_conflict(
+    daemon: DaemonProcess,
+) -> None:
+    """Also after a restart."""
+    request = {"jobs": [{**JOB, "hold": True}], "submission_id": "once"}
+    with raw(daemon) as connected:
+        first = call(connected, 0, 1, "submit", [request])[3]["job_ids"]
+        assert call(connected, 0, 2, "submit", [request])[3]["job_ids"] == first
+    daemon.kill()
+    daemon.start()
+    with raw(daemon) as connected:
+        assert call(connected, 0, 1, "submit", [request])[3]["job_ids"] == first
+        other = {**request, "jobs": [{**JOB, "hold": True, "nice": 5}]}
+        assert call(connected, 0, 2, "submit", [other])[2]["code"] == "conflict"
+
+
+def test_a_watcher_hears_of_events_in_order(daemon: DaemonProcess) -> None:
+    """Ids rise, and the story of a job is complete."""
+    with raw(daemon) as connected:
+        assert call(connected, 0, 1, "watch", [])[2] is None
+        with daemon.client() as client:
+            job = client.submit(["true"], gpus=1, output="/dev/null")
+        unpacker = msgpack.Unpacker()
+        events: list[Any] = []
+        while not any(event["kind"] == "job_ended" for event in events):
+            unpacker.feed(connected.recv(65536))
+            events += [message[2][0] for message in unpacker]
+        kinds = [event["kind"] for event in events if event["job_id"] == job.id]
+        assert kinds[:3] == ["job_submitted", "job_placed", "job_started"]
+        ids = [event["event_id"] for event in events]
+        assert ids == sorted(set(ids))

@@ -1,0 +1,159 @@
+"""A real daemon in a directory of its own: started, killed, started again, talked to."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from gpusched_client import Client
+from gpusched_client.errors import Unavailable
+
+BIN = Path(sys.executable).parent
+DEADLINE_S = 30.0
+LOOK_S = 0.02  # between two looks at a condition that has no event to wait for
+
+T = TypeVar("T")
+
+
+def until(condition: Callable[[], T | None], what: str, deadline_s: float = DEADLINE_S) -> T:
+    """The condition's first true value. Fails loudly after deadline_s."""
+    end_s = time.monotonic() + deadline_s
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > end_s:
+            raise AssertionError(f"not within {deadline_s:g} s: {what}")
+        select.select([], [], [], LOOK_S)
+
+
+class DaemonProcess:
+    """One state directory, and the daemon that runs on it now and then."""
+
+    def __init__(
+        self,
+        place: Path,
+        host: str = "4x24G",
+        *options: str,
+        wrapper: Sequence[str] = (),
+        environment: dict[str, str] | None = None,
+    ) -> None:
+        self.place = place
+        self.state_dir = place / "state"
+        self.socket = place / "s.sock"
+        self.work_dir = place / "work"
+        self.work_dir.mkdir(parents=True, exist_ok=True)
+        self.options = ["--simulate", host, *options]
+        self.wrapper = list(wrapper)
+        self.environment = environment or {}
+        self.log = place / "daemon.log"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def command(self) -> list[str]:
+        """The daemon's command line."""
+        words = [*self.wrapper, sys.executable, "-m", "gpuschedd.main"]
+        words += ["--state-dir", str(self.state_dir), "--socket", str(self.socket)]
+        return [*words, "--config", str(self.place / "config.toml"), *self.options]
+
+    def spawn(self) -> subprocess.Popen[bytes]:
+        """Start it without waiting for anything."""
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                self.command,
+                stderr=log,
+                stdout=log,
+                stdin=subprocess.DEVNULL,
+                cwd=self.place,
+                env={**os.environ, **self.environment},
+            )
+        return self.process
+
+    def start(self) -> DaemonProcess:
+        """Start it and wait until it answers."""
+        process = self.spawn()
+
+        def answers() -> bool:
+            if process.poll() is not None:
+                raise AssertionError(f"exit {process.returncode}: {self.log_tail()}")
+            try:
+                with self.client(reconnect_s=0.0) as client:
+                    client.hello()
+            except Unavailable:
+                return False
+            return True
+
+        until(answers, "the daemon answers")
+        return self
+
+    def client(self, **options: float) -> Client:
+        """A client of this daemon."""
+        return Client(self.socket, **options)
+
+    def kill(self) -> None:
+        """kill -9, and wait until it is gone."""
+        self.end(signal.SIGKILL)
+
+    def stop(self) -> int:
+        """An orderly stop; the exit status."""
+        return self.end(signal.SIGTERM)
+
+    def end(self, number: int) -> int:
+        """Send a signal to the daemon we started and reap it."""
+        assert self.process is not None
+        self.process.send_signal(number)
+        return self.process.wait(DEADLINE_S)
+
+    def log_tail(self) -> str:
+        """The end of its log, for messages."""
+        return self.log.read_text(errors="replace")[-3000:]
+
+    def run(self, *words: str, **options: object) -> subprocess.CompletedProcess[str]:
+        """One of our commands, typed in the work directory."""
+        return subprocess.run(
+            [str(BIN / words[0]), *words[1:]],
+            cwd=self.work_dir,
+            env={
+                **os.environ,
+                "GPUSCHED_SOCKET": str(self.socket),
+                "PATH": f"{BIN}:{os.environ['PATH']}",
+            },
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            **options,  # type: ignore[call-overload]
+        )
+
+
+@contextmanager
+def daemon_in(place: Path, host: str = "4x24G", *options: str) -> Iterator[DaemonProcess]:
+    """A started daemon; afterwards its jobs are cancelled and it is stopped."""
+    daemon = DaemonProcess(place, host, *options)
+    try:
+        yield daemon.start()
+    finally:
+        clean_up(daemon)
+
+
+def clean_up(daemon: DaemonProcess) -> None:
+    """Leave no process behind."""
+    if daemon.process is None:
+        return
+    if daemon.process.poll() is not None:
+        daemon.start()
+    with daemon.client() as client:
+        live = client.jobs(states=["PENDING", "CONFIGURING", "RUNNING", "COMPLETING"]).jobs
+        ids = [job.job_id for job in live]
+        if ids:
+            client.cancel(ids)
+            client.wait(ids, timeout_s=DEADLINE_S)
+    daemon.stop()
