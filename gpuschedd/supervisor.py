@@ -1713,17 +1713,23 @@ def detached(dir_fd: int, spec: Spec) -> int:
         return status if status > 0 else EXIT_BUG
     os.close(read_fd)
     os.setsid()
+    return guarded(lambda: _supervise_apart(dir_fd, spec, write_fd))
+
+
+def _supervise_apart(dir_fd: int, spec: Spec, answer_fd: int) -> int:
+    """Once claimed, stdout and stderr are a log in the job directory; a byte tells the caller."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+    log_fd = os.open(LOG, flags, 0o600, dir_fd=dir_fd)
 
     def claimed() -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-        log = os.open(LOG, flags, 0o600, dir_fd=dir_fd)
         for fd in (1, 2):
-            os.dup2(log, fd, inheritable=False)
-        os.close(log)
-        os.write(write_fd, b"c")
-        os.close(write_fd)
+            os.dup2(log_fd, fd, inheritable=False)
+        os.close(log_fd)
+        with contextlib.suppress(BrokenPipeError):  # the daemon died meanwhile; the job lives
+            os.write(answer_fd, b"c")
+        os.close(answer_fd)
 
-    return guarded(lambda: supervise(dir_fd, spec, claimed))
+    return supervise(dir_fd, spec, claimed)
 
 
 def main(arguments: list[str]) -> int:

@@ -100,7 +100,8 @@ def test_a_fenced_attempt_runs_nothing(host: Host) -> None:
     job.fence()
     with pytest.raises(LaunchFailed, match="the claim is taken"):
         host.launcher.launch(job)
-    assert sorted(path.name for path in job.path.iterdir()) == ["claim", "spec"]
+    left = {path.name for path in job.path.iterdir()}
+    assert left == {"claim", "spec", "supervisor.log"}
 
 
 def test_a_launch_without_a_spec_says_so(host: Host) -> None:
@@ -115,7 +116,8 @@ def test_a_launch_that_cannot_start_a_process_says_so(host: Host) -> None:
 
 
 def test_attach_gives_a_pidfd_that_tells_the_end(host: Host) -> None:
-    job = host.sh("read x < fifo") if os.mkfifo(host.work / "fifo") is None else host.sh("true")
+    os.mkfifo(host.work / "fifo")
+    job = host.sh("read x < fifo")
     pidfd = host.launcher.attach(claim_of(job))
     assert pidfd is not None
     assert select.select([pidfd], [], [], 0) == ([], [], [])
@@ -195,6 +197,18 @@ def test_a_stranger_in_a_session_of_the_recorded_number_is_left_alone(host: Host
         assert host.launcher.kill_leftovers(*args, replace(started, start_ticks=1)) == ()
         assert stranger.poll() is None
         stranger.kill()
+
+
+def test_descendants_are_found_with_and_without_the_kernel_s_lists(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = host.sh("sh -c 'sleep 60; true' & setsid sh -c 'sleep 60; true' & echo up; wait")
+    host.wait_output(job, b"up")
+    root = claim_of(job).pid
+    host.wait(lambda: True if len(supervisor.descendants(root)) == 5 else None)
+    listed = supervisor.descendants(root)
+    monkeypatch.setattr(os.path, "exists", lambda _: False)
+    assert set(supervisor.descendants(root)) == set(listed)
 
 
 def test_stop_ends_a_supervisor_that_does_not_obey(host: Host) -> None:

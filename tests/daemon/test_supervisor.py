@@ -521,6 +521,14 @@ def test_only_a_failed_job_s_own_output_tells_of_memory(host: Host) -> None:
 # --- the supervisor as a process ----------------------------------------------------------------
 
 
+def test_in_the_foreground_it_ends_with_the_job(host: Host) -> None:
+    """As PID 1 starts it: no fork of its own, nothing said, status 0 whatever the job's is."""
+    job = JobDir.create(host.jobs_root, host.spec("sh", "-c", "exit 9", launch="pid1"))
+    done = _supervise(job.path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+    assert host.wait_exit(job).code == 9
+
+
 def test_nothing_of_the_user_s_shows_on_the_supervisor(host: Host) -> None:
     job = host.start("sleep", "60", environment=((b"TOKEN", b"s3cr3t"),))
     host.wait(job.started)
