@@ -103,12 +103,14 @@ class _Pass:
         self.horizon = HorizonView(self._horizon(), policy)
         self.failures = _Failures()
         self.starts: list[Start] = []
+        self.view, self.view_starts = self.horizon, 0  # of the host with so many starts
         self.reasons: dict[JobId, Reason] = {}
         self.priorities: dict[JobId, PriorityParts] = {}
         self.unknown: set[JobId] = set()
         self.why: dict[Need, tuple[Reason, list[Slot]]] = {}  # of those without a shadow time
         self.hold: Hold | None = None
         self.kept: frozenset[int] = frozenset()  # positions on which nothing without limit starts
+        self.kept_for = JobId(0)
         self.blocked_by: JobId | None = None  # `off`: the job that nobody overtakes
         self.examined = 0
         self.promise: Promise | None = snapshot.promise
@@ -175,7 +177,7 @@ class _Pass:
     def _walk(self, merge: Merge) -> None:
         while (entry := merge.pop()) is not None:
             self.examined += 1
-            if self.examined >= self.explain and merge.skip is None and self._may_skip():
+            if self.examined >= self.explain and merge.skip is None and self.hold is not None:
                 merge.skip = self._fails_again
             if self.blocked_by is not None:
                 self._note(entry, reasons.strict(self.blocked_by))
@@ -188,29 +190,40 @@ class _Pass:
         """True when no job behind this one can start; drops its user's list when that is so."""
         if self.blocked_by is not None:
             return True
-        host, queue = self.host, entry.stream.queue
-        if host.could_take(queue.whole_gpus_min, queue.shared_bytes_min):
-            return False
-        # Without a head yet, one that has a shadow time must still be found.
-        headless = self.hold is None
-        if headless and host.could_ever_take(queue.whole_gpus_min, queue.shared_bytes_min):
+        queue = entry.stream.queue
+        if self._could_start(queue.whole_gpus_min, queue.shared_bytes_min):
             return False
         merge.drop(entry)
-        return not host.could_take(merge.whole_gpus_min, merge.shared_bytes_min) and not (
-            headless and host.could_ever_take(merge.whole_gpus_min, merge.shared_bytes_min)
-        )
+        return not self._could_start(merge.whole_gpus_min, merge.shared_bytes_min)
 
-    def _may_skip(self) -> bool:
-        """True once nothing is lost with a job that is not looked at: neither head nor kept set."""
-        return self.hold is not None and (bool(self.kept) or not self._may_be_unknown(1))
+    def _could_start(self, whole_gpus_min: int | None, shared_bytes_min: int | None) -> bool:
+        """Could the least of these asks sit now, or, with no head yet, become the head?"""
+        asks: list[tuple[int, int | None]] = []
+        if whole_gpus_min is not None:
+            asks.append((whole_gpus_min, None))
+        if shared_bytes_min is not None:
+            asks.append((1, shared_bytes_min + self.policy.margin_bytes))
+        could = [self.host.could_take]
+        if self.hold is None:
+            could.append(self.host.could_ever_take)
+        return any(could_take(*ask) for ask in asks for could_take in could)
 
     def _fails_again(self, job: Waiting) -> bool:
-        """True if whole GPUs are asked, and no fewer than what failed already."""
-        request = job.request
-        if request.vram_bytes is not None:
-            return False
-        end_s = end_if_decided_s(self.now_s, request.time_limit_s, self.policy)
-        return request.gpus >= self.failures.whole_gpus[self._level(end_s)]
+        """True if nothing is lost when the job is not looked at: it fails, and that is all."""
+        request, vram = job.request, job.request.vram_bytes
+        size = None if vram is None else vram + self.policy.margin_bytes
+        if self.host.could_take(request.gpus, size):
+            end_s = end_if_decided_s(self.now_s, request.time_limit_s, self.policy)
+            if size is not None or request.gpus < self.failures.whole_gpus[self._level(end_s)]:
+                return False
+        # The first job that waits for one without limit has GPUs kept for it.
+        return bool(self.kept) or not self.host.unlimited or self._horizon_now().counts(job)
+
+    def _horizon_now(self) -> HorizonView:
+        if self.view_starts != len(self.starts):
+            self.view_starts = len(self.starts)
+            self.view = HorizonView(self._horizon(), self.policy)
+        return self.view
 
     # -- one job -------------------------------------------------------------------------------
 
@@ -260,17 +273,21 @@ class _Pass:
     def _waits(self, entry: Entry, need: Need, level: int) -> None:
         """The job does not start in this pass: it becomes the head, or it is told why it waits."""
         if self.hold is None:
-            barred = self.kept if level == NO_LIMIT else frozenset()
+            limit_s = entry.job.request.time_limit_s
+            barred = self.kept if limit_s is None else frozenset()
             found = None if need in self.why else shadow(self.host, need, barred)
             if found is not None:
                 self._becomes_first(entry, need, found)
-                return
-            self._is_unknown(entry, need)
+            elif barred and need not in self.why and shadow(self.host, need) is not None:
+                self.unknown.add(entry.job.job_id)
+                self._note(entry, reasons.kept(need, self.kept_for))
+            else:
+                self._is_unknown(entry, need)
         elif self._may_be_unknown(need.gpus) and (
             need in self.why or shadow(self.host, need) is None
         ):
             self._is_unknown(entry, need)
-        elif self.explain >= 0:
+        elif self.examined <= self.explain or (level > NOW and self.explain >= 0):
             self._explain(entry, need, level)
 
     def _has_no_shadow(self, need: Need) -> bool:
@@ -306,10 +323,14 @@ class _Pass:
         self._note(entry, reason)
         if kept and not self.kept:
             self.kept = frozenset(slot.position for slot in kept)
+            self.kept_for = entry.job.job_id
 
     def _explain(self, entry: Entry, need: Need, level: int) -> None:
         assert self.hold is not None
         free = len(self.host.fitting(need))
+        if level == NO_LIMIT:
+            self._note(entry, reasons.kept(need, self.kept_for))
+            return
         if level == NOW:
             self._note(entry, reasons.resources(self.host, need, free, None, ()))
             return

@@ -108,6 +108,15 @@ def unlimited(need: Need, jobs: Sequence[JobId]) -> Reason:
     return Reason(PendingReason.UNLIMITED_JOB, text, {"gpus": need.gpus}, tuple(jobs))
 
 
+def kept(need: Need, for_job: JobId) -> Reason:
+    """It has no limit, and the free GPUs are kept for a job that waits for one without limit."""
+    text = (
+        f"needs {asks(need)} and has no time limit; the GPUs that could take it are kept for "
+        f"job {for_job}, which waits for a job without a time limit"
+    )
+    return Reason(PendingReason.RESERVED, text, {"gpus": need.gpus}, (for_job,))
+
+
 def foreign(need: Need, slots: Sequence[Slot]) -> Reason:
     """Memory of processes outside this scheduler is in the way."""
     held = [

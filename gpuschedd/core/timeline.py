@@ -122,6 +122,18 @@ class Slot:
             self.alone = True
 
 
+class _Free(NamedTuple):
+    """Whole GPUs that are idle, and the room on those open to shared jobs, largest first."""
+
+    idle: int
+    sizes: list[int]
+
+    def holds(self, gpus: int, size: int | None) -> bool:
+        if size is None:
+            return gpus <= self.idle
+        return gpus <= len(self.sizes) and size <= self.sizes[gpus - 1]
+
+
 class Host:
     """The GPUs of one pass and the jobs on them. Mutable inside the pass only."""
 
@@ -134,10 +146,12 @@ class Host:
             if gpu.state is GpuState.OK
         ]
         self.by_uuid = {slot.gpu.uuid: slot for slot in self.slots}
+        self._least_bytes = min((slot.gpu.capacity_bytes for slot in self.slots), default=0)
         self._eligible: dict[tuple[str | None, int, int], list[Slot]] = {}
         self.lasting = False  # something on the host never ends
-        self._now_free: tuple[int, int] | None = None
-        self._ever_free: tuple[int, int] | None = None
+        self.unlimited = False  # a job without limit is on it
+        self._free_now: _Free | None = None
+        self._free_ever: _Free | None = None
         self._age_foreign()
         self._load(snapshot.running)
 
@@ -151,64 +165,63 @@ class Host:
         by_uuid, now_s, policy = self.by_uuid, self.now_s, self.policy
         for job in running:
             end_s = planned_end_s(job, now_s, policy)
+            stuck = job.stuck or (end_s == NEVER_S and job.time_limit_s is not None)
             if end_s == NEVER_S:
                 self.lasting = True
+                self.unlimited = self.unlimited or not stuck
             alone = job.whole or job.exclusive
-            stuck = end_s == NEVER_S and job.time_limit_s is not None
+            held, load = -1, None
             for grant in job.grants:
+                if load is None or grant.held_bytes != held:
+                    held = grant.held_bytes
+                    load = Load(end_s, held, alone, job.uid, job.job_id, job.decided_at_s, stuck)
                 slot = by_uuid.get(grant.uuid)
                 if slot is not None:
-                    slot.add(
-                        Load(
-                            end_s,
-                            grant.held_bytes,
-                            alone,
-                            job.uid,
-                            job.job_id,
-                            job.decided_at_s,
-                            stuck or job.stuck,
-                        )
-                    )
+                    slot.add(load)
 
     def add(self, slot: Slot, load: Load) -> None:
         """A job of this pass sits down."""
         slot.add(load)
-        self._now_free = self._ever_free = None
+        self._free_now = self._free_ever = None
         if load.end_s == NEVER_S:
-            self.lasting = True
+            self.lasting = self.unlimited = True
 
-    def could_take(self, whole_gpus_min: int | None, shared_bytes_min: int | None) -> bool:
-        """A bound: False only if neither so many whole GPUs nor so much of one GPU is free now."""
-        if self._now_free is None:
-            free = [s for s in self.slots if not s.alone and s.gpu.fresh]
-            idle = sum(1 for slot in free if not slot.loads and slot.whole_idle)
-            self._now_free = (idle, max((slot.headroom_bytes for slot in free), default=0))
-        return self._within(self._now_free, whole_gpus_min, shared_bytes_min)
+    def could_take(self, gpus: int, size: int | None) -> bool:
+        """A bound, exact for a request without further wishes: could it sit now?
 
-    def could_ever_take(self, whole_gpus_min: int | None, shared_bytes_min: int | None) -> bool:
+        `size`: bytes per GPU, margin included; None for whole GPUs.
+        """
+        if self._free_now is None:
+            open_slots = [slot for slot in self.slots if slot.gpu.fresh and self._is_open(slot)]
+            self._free_now = _Free(
+                sum(1 for slot in open_slots if not slot.loads and slot.whole_idle),
+                sorted((slot.headroom_bytes for slot in open_slots), reverse=True),
+            )
+        return self._free_now.holds(gpus, size)
+
+    def could_ever_take(self, gpus: int, size: int | None) -> bool:
         """The same bound once all that ends has ended."""
-        if self._ever_free is None:
-            held = {residue.uuid: residue for residue in self.residues()}
-            idle, most = 0, 0
+        if self._free_ever is None:
+            kept = {residue.uuid: residue for residue in self.residues()}
+            idle, sizes = 0, []
             for slot in self.slots:
-                residue = held.get(slot.gpu.uuid)
-                if residue is None:
+                residue = kept.get(slot.gpu.uuid)
+                if residue is None or (residue.jobs == 0 and residue.whole_idle):
                     idle += 1
-                    most = max(most, slot.gpu.capacity_bytes)
-                else:
-                    idle += residue.jobs == 0 and residue.whole_idle
-                    most = max(most, 0 if residue.alone else residue.headroom_bytes)
-            self._ever_free = (idle, most)
-        return self._within(self._ever_free, whole_gpus_min, shared_bytes_min)
+                if residue is None:
+                    sizes.append(slot.gpu.capacity_bytes)
+                elif not residue.alone:
+                    sizes.append(residue.headroom_bytes)
+            self._free_ever = _Free(idle, sorted(sizes, reverse=True))
+        return self._free_ever.holds(gpus, size)
 
-    def _within(
-        self, free: tuple[int, int], whole_gpus_min: int | None, shared_bytes_min: int | None
-    ) -> bool:
-        idle, most_bytes = free
-        if whole_gpus_min is not None and whole_gpus_min <= idle:
+    def _is_open(self, slot: Slot) -> bool:
+        """May a shared job sit there, memory and user apart?"""
+        if not slot.loads:
             return True
-        margin = self.policy.margin_bytes
-        return shared_bytes_min is not None and shared_bytes_min + margin <= most_bytes
+        if slot.alone or not slot.gpu.shareable:
+            return False
+        return len(slot.loads) < self.policy.max_jobs_per_gpu
 
     def changes_at_s(self) -> Iterator[float]:
         """When foreign use gets old and when a planned end passes: the timeline itself changes."""
@@ -235,10 +248,11 @@ class Host:
     def eligible(self, need: Need) -> list[Slot]:
         """GPUs in service that the request could ever use, were they empty."""
         key = (need.model, need.card_bytes, need.bytes)
-        if key == (None, 0, 0):
-            return self.slots
         found = self._eligible.get(key)
         if found is None:
+            plain = need.model is None and need.bytes <= self._least_bytes
+            if plain and need.card_bytes <= self._least_bytes:
+                return self.slots
             found = [slot for slot in self.slots if card_suits(slot.gpu, need)]
             self._eligible[key] = found
         return found

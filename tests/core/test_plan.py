@@ -1,0 +1,430 @@
+"""One pass: the stories of the contract, and each rule of order, EASY and unknown shadow times."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpusched_client.terms import JobId, PendingReason
+from gpuschedd.core.model import (
+    GIB,
+    NEVER_S,
+    Backfill,
+    GpuState,
+    Order,
+    Policy,
+    Promise,
+    PromiseOutcome,
+    Topology,
+    UserLimit,
+)
+from gpuschedd.core.plan import plan, reason_of
+from gpuschedd.core.queues import Queues
+from tests.support.core_builders import (
+    CARD_BYTES,
+    EXACT,
+    MARGIN,
+    Sim,
+    gpu,
+    gpus,
+    running,
+    snapshot_of,
+    uuid,
+    waiting,
+)
+
+OFF = replace(EXACT, backfill=Backfill.OFF)
+BEFORE = replace(EXACT, backfill=Backfill.BEFORE_RESERVATION)
+
+
+def test_four_job_story_of_a_four_gpu_host() -> None:
+    """A 2 GPUs 20 s; B 4, promised by t+35; C 1 for 3 s backfills; D 1 for 40 s is held back."""
+    sim = Sim(gpus(4), Policy())
+    sim.submit(waiting(1, 2, limit_s=20.0, uid=1))
+    sim.make_pass()
+    sim.submit(waiting(2, 4, limit_s=60.0, uid=2))
+    sim.submit(waiting(3, 1, limit_s=3.0, uid=3))
+    sim.submit(waiting(4, 1, limit_s=40.0, uid=4))
+    made = sim.make_pass()
+    assert made.start_ids == (3,)
+    assert made.promise == Promise(JobId(2), 0.0, 35.0)
+    assert made.reasons[JobId(2)].code is PendingReason.RESOURCES
+    assert made.reasons[JobId(2)].numbers["expected_at_s"] == 35.0
+    assert made.reasons[JobId(2)].blocking_jobs == (1,)
+    assert made.reasons[JobId(4)].code is PendingReason.RESERVED
+    assert made.reasons[JobId(4)].numbers["head_at_s"] == 35.0
+    assert made.reasons[JobId(4)].blocking_jobs == (2,)
+    sim.go_to(20.0)
+    assert sim.started_s[JobId(2)] == 20.0
+    assert [end.outcome for end in sim.promise_ends] == [PromiseOutcome.KEPT]
+
+
+def test_long_job_starts_beside_the_head_that_it_cannot_delay() -> None:
+    """On 8 GPUs A holds 6 for 10 min, B wants 4, C wants 2 for 60 min: C starts at once."""
+    made = plan(
+        snapshot_of(
+            gpus(8),
+            [running(1, range(6), limit_s=600.0)],
+            [waiting(2, 4, limit_s=600.0), waiting(3, 2, limit_s=3600.0, uid=2)],
+        ),
+        EXACT,
+    )
+    assert made.start_ids == (3,)
+    assert made.reservation is not None
+    assert (made.reservation.job_id, made.reservation.start_s) == (2, 600.0)
+    assert made.reservation.spare == 2
+
+
+@pytest.mark.parametrize("limit_s", [3600.0, None])
+def test_job_behind_one_that_waits_for_a_drained_gpu_gets_the_reservation(
+    limit_s: float | None,
+) -> None:
+    """X wants all 8, one is drained; Y of the same user wants 4, is reserved and then starts."""
+    cards = (*gpus(7), gpu(7, state=GpuState.DRAINED, state_text="fan"))
+    x, y = waiting(1, 8), waiting(2, 4, limit_s=limit_s, since_s=1.0)
+    busy = [running(9, range(6), limit_s=600.0)]
+    made = plan(snapshot_of(cards, busy, [x, y], now_s=2.0), EXACT)
+    assert made.start_ids == ()
+    assert made.unknown == {1}
+    assert made.reasons[JobId(1)].code is PendingReason.GPU_UNAVAILABLE
+    assert "GPU 7 drained (fan)" in made.reasons[JobId(1)].text
+    assert made.reservation is not None
+    assert made.reservation.job_id == 2
+    assert plan(snapshot_of(cards, [], [x, y], now_s=2.0), EXACT).start_ids == (2,)
+
+
+def test_backfill_never_delays_the_head_job() -> None:
+    made = plan(
+        snapshot_of(
+            gpus(2),
+            [running(1, [0], limit_s=600.0)],
+            [waiting(2, 2), waiting(3, 1, limit_s=900.0, uid=2)],
+        ),
+        EXACT,
+    )
+    assert made.start_ids == ()
+
+
+def test_planned_end_equal_to_the_shadow_time_is_allowed() -> None:
+    made = plan(
+        snapshot_of(
+            gpus(2),
+            [running(1, [0], limit_s=600.0)],
+            [waiting(2, 2), waiting(3, 1, limit_s=600.0, uid=2)],
+        ),
+        EXACT,
+    )
+    assert made.start_ids == (3,)
+
+
+def test_planned_ends_count_the_allowance_and_the_grace() -> None:
+    """A candidate that would end in time by its limit alone still delays the head."""
+    policy = Policy()
+    busy = running(1, [0], limit_s=100.0, decided_s=0.0)
+    queue = [waiting(2, 2), waiting(3, 1, limit_s=101.0, uid=2)]
+    assert plan(snapshot_of(gpus(2), [busy], queue, policy=policy), policy).start_ids == ()
+    queue = [waiting(2, 2), waiting(3, 1, limit_s=100.0, uid=2)]
+    assert plan(snapshot_of(gpus(2), [busy], queue, policy=policy), policy).start_ids == (3,)
+
+
+def test_candidate_takes_gpus_that_are_not_useful_to_the_head_first() -> None:
+    """The head wants 24 GiB cards' larger sister; a long job goes where the head cannot."""
+    cards = (gpu(0), gpu(1), gpu(2, total_bytes=24 * GIB, model="small"))
+    made = plan(
+        snapshot_of(
+            cards,
+            [running(1, [0], limit_s=600.0)],
+            [
+                waiting(2, 2, vram=40 * GIB),
+                waiting(3, 1, limit_s=9000.0, uid=2, vram=20 * GIB),
+            ],
+        ),
+        EXACT,
+    )
+    # GPU 1 could take both; GPU 2 costs nothing.
+    assert [grant.uuid for start in made.starts for grant in start.grants] == [uuid(2)]
+
+
+def test_shared_candidate_may_sit_beside_the_head_on_a_useful_gpu() -> None:
+    """Usefulness is about room at T, not about being empty."""
+    made = plan(
+        snapshot_of(
+            gpus(1),
+            [running(1, [0], limit_s=600.0, vram=50 * GIB)],
+            [
+                waiting(2, 1, vram=50 * GIB),
+                waiting(3, 1, vram=28 * GIB, limit_s=9000.0, uid=2),
+                waiting(4, 1, vram=29 * GIB, limit_s=9000.0, uid=3),
+            ],
+        ),
+        EXACT,
+    )
+    assert made.start_ids == (3,)
+    assert made.reasons[JobId(4)].code is PendingReason.RESOURCES
+
+
+def test_spare_shrinks_with_each_long_candidate() -> None:
+    made = plan(
+        snapshot_of(
+            gpus(8),
+            [running(1, range(5), limit_s=600.0)],
+            [waiting(2, 6), *(waiting(n, 1, limit_s=9000.0, uid=n) for n in (3, 4, 5))],
+        ),
+        EXACT,
+    )
+    assert made.start_ids == (3, 4)
+
+
+def test_before_reservation_admits_only_jobs_that_end_by_then() -> None:
+    queue = [
+        waiting(2, 4),
+        waiting(3, 1, limit_s=9000.0, uid=2),
+        waiting(4, 1, limit_s=600.0, uid=3),
+    ]
+    seen = snapshot_of(gpus(8), [running(1, range(6), limit_s=600.0)], queue)
+    assert plan(seen, BEFORE).start_ids == (4,)
+    assert plan(seen, EXACT).start_ids == (3, 4)
+
+
+def test_off_lets_nobody_overtake_and_makes_no_reservation() -> None:
+    queue = [waiting(2, 4), waiting(3, 1, limit_s=1.0, uid=2)]
+    made = plan(snapshot_of(gpus(4), [running(1, [0])], queue), OFF)
+    assert made.start_ids == ()
+    assert made.reservation is None
+    assert made.promise is None
+    assert made.reasons[JobId(3)].code is PendingReason.PRIORITY
+
+
+def test_off_passes_over_a_job_of_unknown_shadow_time() -> None:
+    cards = (*gpus(3), gpu(3, state=GpuState.LOST))
+    made = plan(snapshot_of(cards, [], [waiting(2, 4), waiting(3, 1, uid=2)]), OFF)
+    assert made.start_ids == (3,)
+
+
+def test_gpus_are_kept_from_jobs_without_limit_for_one_that_waits_for_such_a_job() -> None:
+    """Free GPUs first: of 4, one holds an unlimited job; X wants all 4."""
+    busy = [running(1, [3], limit_s=None)]
+    queue = [
+        waiting(2, 4),
+        waiting(3, 1, limit_s=None, uid=2),
+        waiting(4, 1, limit_s=9000.0, uid=3),
+    ]
+    made = plan(snapshot_of(gpus(4), busy, queue), EXACT)
+    assert made.start_ids == (4,)
+    assert made.reasons[JobId(2)].code is PendingReason.UNLIMITED_JOB
+    assert made.reasons[JobId(2)].blocking_jobs == (1,)
+
+
+def test_kept_gpus_are_no_more_than_the_job_needs() -> None:
+    """X wants 3 of 4 with one held for ever: 2 free ones and that one are kept, 1 stays open."""
+    busy = [running(1, [3], limit_s=None), running(5, [2], limit_s=None, decided_s=5.0)]
+    queue = [waiting(2, 3), waiting(3, 1, limit_s=None, uid=2)]
+    made = plan(snapshot_of(gpus(4), busy, queue, now_s=6.0), EXACT)
+    assert made.start_ids == ()
+    busy = [running(1, [3], limit_s=None)]
+    queue = [waiting(2, 4, gpu_model="sim"), waiting(3, 1, limit_s=None, uid=2)]
+    cards = (*gpus(4), gpu(4, model="other"))
+    made = plan(snapshot_of(cards, busy, queue, now_s=6.0), EXACT)
+    assert [grant.uuid for start in made.starts for grant in start.grants] == [uuid(4)]
+
+
+def test_job_that_waits_for_foreign_use_keeps_no_gpus() -> None:
+    cards = (*gpus(3), gpu(3, foreign_bytes=GIB, whole_idle=False, foreign_text="pid 7 of eva"))
+    queue = [waiting(2, 4), waiting(3, 3, limit_s=None, uid=2)]
+    made = plan(snapshot_of(cards, [], queue), EXACT)
+    assert made.start_ids == (3,)
+    assert made.reasons[JobId(2)].code is PendingReason.FOREIGN_USE
+    assert "GPU 3: 1 GiB (pid 7 of eva)" in made.reasons[JobId(2)].text
+
+
+def test_unknown_job_respects_the_reservation_of_others() -> None:
+    """It fits nowhere without delaying the head, so it waits though it holds no reservation."""
+    queue = [waiting(2, 2, limit_s=100.0), waiting(3, 1, limit_s=None, uid=2)]
+    made = plan(snapshot_of(gpus(2), [running(1, [0], limit_s=600.0)], queue), EXACT)
+    assert made.start_ids == ()
+
+
+def test_young_foreign_use_counts_as_ending_when_it_gets_old() -> None:
+    young = gpu(0, foreign_bytes=GIB, whole_idle=False, foreign_since_s=-500.0)
+    made = plan(snapshot_of((young, gpu(1)), [], [waiting(1, 2)]), EXACT)
+    assert made.reservation is not None
+    assert made.reservation.start_s == 100.0
+    assert made.next_change_at_s == 100.0
+    old = replace(young, foreign_since_s=-600.0)
+    assert plan(snapshot_of((old, gpu(1)), [], [waiting(1, 2)]), EXACT).unknown == {1}
+
+
+def test_gpu_without_a_fresh_sample_takes_no_job_and_is_useful_soon() -> None:
+    stale = (gpu(0, fresh=False), gpu(1))
+    made = plan(snapshot_of(stale, [], [waiting(1, 2), waiting(2, 1, uid=2)]), EXACT)
+    assert made.start_ids == ()
+    assert made.reservation is not None
+    assert made.reservation.start_s == EXACT.fresh_allowance_s
+
+
+def test_stuck_job_takes_its_gpus_off_the_timeline() -> None:
+    busy = [running(1, [0], limit_s=100.0)]
+    seen = snapshot_of(gpus(2), busy, [waiting(2, 2)], now_s=160.0)
+    assert plan(seen, EXACT).reservation is not None
+    made = plan(replace(seen, now_s=160.5), EXACT)
+    assert made.unknown == {2}
+    assert "stuck job 1" in made.reasons[JobId(2)].text
+
+
+def test_full_host_costs_no_look_at_the_whole_queue() -> None:
+    """Jobs that were not looked at still have a reason."""
+    queue = [waiting(n, 1, uid=n % 5) for n in range(2, 400)]
+    made = plan(snapshot_of(gpus(1), [running(1, [0])], queue), EXACT, explain=10)
+    assert len(made.reasons) < 20
+    assert reason_of(made, JobId(399)).code is PendingReason.PRIORITY
+
+
+def test_no_gpus_seen_yet() -> None:
+    made = plan(snapshot_of((), [], [waiting(1, 1)]), EXACT)
+    assert reason_of(made, JobId(1)).code is PendingReason.NO_GPUS
+
+
+def test_fcfs_follows_submission_and_then_the_id() -> None:
+    policy = replace(EXACT, order=Order.FCFS)
+    queue = [waiting(5, 1, uid=1, since_s=0.0), waiting(3, 1, uid=2, since_s=0.0)]
+    seen = snapshot_of(gpus(1), [], queue, usage={2: 1e9}, policy=policy)
+    assert plan(seen, policy).start_ids == (3,)
+
+
+def test_user_with_less_usage_goes_first() -> None:
+    queue = [waiting(1, 1, uid=1), waiting(2, 1, uid=2, since_s=1.0)]
+    seen = snapshot_of(gpus(1), [], queue, now_s=2.0, usage={1: 9e5, 2: 1e5})
+    assert plan(seen, EXACT).start_ids == (2,)
+
+
+def test_user_limit_leaves_a_job_out_of_the_order() -> None:
+    """It is no head, so others pass, and says so."""
+    queue = [waiting(1, 2, uid=1), waiting(2, 1, uid=1, since_s=1.0), waiting(3, 2, uid=2)]
+    seen = snapshot_of(
+        gpus(4),
+        [running(9, [0], uid=1)],
+        queue,
+        now_s=2.0,
+        limits={1: UserLimit(max_gpus=2)},
+    )
+    made = plan(seen, EXACT)
+    assert set(made.start_ids) == {2, 3}
+    assert made.reasons[JobId(1)].code is PendingReason.USER_LIMIT
+    assert made.reservation is None
+
+
+def test_promised_gpus_count_against_the_users_limit() -> None:
+    queue = [waiting(1, 2, uid=1), waiting(2, 1, uid=1, since_s=1.0, limit_s=10.0)]
+    seen = snapshot_of(
+        gpus(4),
+        [running(9, [0, 1, 2], limit_s=600.0)],
+        queue,
+        now_s=2.0,
+        limits={1: UserLimit(max_gpus=2)},
+        promise=Promise(JobId(1), 0.0, 600.0),
+    )
+    made = plan(seen, EXACT)
+    assert made.start_ids == ()
+    assert made.reasons[JobId(2)].code is PendingReason.USER_LIMIT
+
+
+def test_cpu_jobs_wait_for_slots_alone() -> None:
+    policy = replace(EXACT, max_cpu_jobs=2)
+    queue = [waiting(1, 4), *(waiting(n, 0, uid=n) for n in (2, 3, 4))]
+    made = plan(snapshot_of(gpus(1), [], queue), policy)
+    assert made.start_ids == (2, 3)
+    assert made.reasons[JobId(4)].code is PendingReason.CPU_SLOTS
+    assert made.starts[0].grants == ()
+
+
+def test_whole_job_waits_for_an_idle_gpu_and_says_who_is_there() -> None:
+    made = plan(snapshot_of(gpus(1), [running(1, [0], vram=GIB)], [waiting(2, 1)]), EXACT)
+    assert made.reasons[JobId(2)].blocking_jobs == (1,)
+
+
+def test_exclusive_job_sits_beside_foreign_use_but_beside_no_job() -> None:
+    cards = (gpu(0, foreign_bytes=10 * GIB, whole_idle=False), gpu(1))
+    busy = [running(1, [1], vram=GIB)]
+    job = waiting(2, 1, vram=60 * GIB, exclusive=True)
+    made = plan(snapshot_of(cards, busy, [job]), EXACT)
+    assert [grant.uuid for grant in made.starts[0].grants] == [uuid(0)]
+    again = snapshot_of(
+        cards[:1], [running(2, [0], vram=20 * GIB, exclusive=True)], [waiting(3, 1, vram=GIB)]
+    )
+    assert plan(again, EXACT).start_ids == ()
+
+
+def test_headroom_counts_the_margin_of_each_declaration() -> None:
+    half = CARD_BYTES // 2 - MARGIN
+    queue = [waiting(n, 1, vram=half, uid=n) for n in (1, 2)]
+    assert plan(snapshot_of(gpus(1), [], queue), EXACT).start_ids == (1, 2)
+    queue = [waiting(n, 1, vram=half + 1, uid=n) for n in (1, 2)]
+    assert plan(snapshot_of(gpus(1), [], queue), EXACT).start_ids == (1,)
+
+
+def test_at_most_max_jobs_per_gpu() -> None:
+    queue = [waiting(n, 1, vram=GIB, uid=n) for n in range(1, 7)]
+    assert plan(snapshot_of(gpus(1), [], queue), EXACT).start_ids == (1, 2, 3, 4)
+
+
+def test_across_users_false_keeps_users_apart() -> None:
+    policy = replace(EXACT, across_users=False)
+    queue = [
+        waiting(1, 1, vram=GIB, uid=1),
+        waiting(2, 1, vram=GIB, uid=2),
+        waiting(3, 1, vram=GIB, uid=1, since_s=1.0),
+    ]
+    assert plan(snapshot_of(gpus(1), [], queue, now_s=1.0), policy).start_ids == (1, 3)
+
+
+def test_nvlink_job_takes_one_island_and_waits_for_one() -> None:
+    cards = tuple(gpu(n, island=n // 4) for n in range(8))
+    busy = [running(1, [0], limit_s=600.0), running(2, [4, 5], limit_s=300.0)]
+    job = waiting(3, 4, topology=Topology.NVLINK)
+    made = plan(snapshot_of(cards, busy, [job]), EXACT)
+    assert made.reservation is not None
+    assert made.reservation.start_s == 300.0
+    small = waiting(3, 3, topology=Topology.NVLINK)
+    started = plan(snapshot_of(cards, busy, [small]), EXACT).starts[0]
+    assert [grant.uuid for grant in started.grants] == [uuid(1), uuid(2), uuid(3)]
+
+
+def test_nvlink_head_keeps_its_island_from_long_jobs() -> None:
+    """Island 0 is free at 300; of the other, which is never enough for it, anyone may take."""
+    cards = tuple(gpu(n, island=n // 4) for n in range(8))
+    busy = [running(1, [0], limit_s=300.0), running(2, [4], limit_s=9000.0)]
+    queue = [waiting(3, 4, topology=Topology.NVLINK)]
+    queue += [waiting(n, 1, limit_s=3600.0, uid=n) for n in (4, 5, 6, 7)]
+    made = plan(snapshot_of(cards, busy, queue), EXACT)
+    taken = [grant.uuid for start in made.starts for grant in start.grants]
+    assert taken == [uuid(5), uuid(6), uuid(7)]
+
+
+def test_two_gpu_job_goes_to_the_island_that_is_broken_into() -> None:
+    cards = tuple(gpu(n, island=n // 4) for n in range(8))
+    busy = [running(1, [4, 5])]
+    started = plan(snapshot_of(cards, busy, [waiting(2, 2)]), EXACT).starts[0]
+    assert [grant.uuid for grant in started.grants] == [uuid(6), uuid(7)]
+
+
+def test_job_of_unknown_shadow_time_neither_ages_nor_caps_those_behind() -> None:
+    cards = (*gpus(1), gpu(1, state=GpuState.DRAINED))
+    queues = Queues(EXACT)
+    queues.insert(waiting(1, 2), 0.0)
+    queues.insert(waiting(2, 1, since_s=1.0), 1.0)
+    assert queues.get(JobId(1)).window_since_s == 0.0  # type: ignore[union-attr]
+    made = plan(snapshot_of(cards, [], [], now_s=2.0), EXACT)
+    queues.settle(made.horizon, 2.0)
+    one, two = queues.get(JobId(1)), queues.get(JobId(2))
+    assert one is not None
+    assert two is not None
+    assert (one.age_gained_s, one.window_since_s) == (2.0, None)
+    assert (two.age_gained_s, two.window_since_s) == (0.0, 2.0)
+
+
+def test_next_change_is_when_the_reservation_becomes_a_promise() -> None:
+    policy = replace(EXACT, promise_within_s=100.0, rerank_s=NEVER_S)
+    made = plan(snapshot_of(gpus(1), [running(1, [0])], [waiting(2, 1)]), policy)
+    assert made.promise is None
+    assert made.next_change_at_s == 3500.0
