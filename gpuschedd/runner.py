@@ -206,7 +206,7 @@ class Runner:
         try:
             job_dir.fence()
             return job_dir.observe()
-        except OSError as error:
+        except (OSError, JobDirError) as error:
             log.warning("fence_failed job=%d attempt=%d error=%s", *key, error)
             return None
 

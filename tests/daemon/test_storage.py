@@ -1,0 +1,119 @@
+"""A full disk: typed refusals, running jobs go on, ends appear later, nothing acknowledged is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpusched_client.errors import GpuschedError, StorageError
+from gpusched_client.terms import JobState
+from tests.support.daemon import DaemonProcess, clean_up, until
+
+pytestmark = pytest.mark.root
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A small tmpfs for the state directory."""
+    mount = tmp_path / "small"
+    mount.mkdir()
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=16m,nr_inodes=200", "tmpfs", str(mount)], check=True
+    )
+    try:
+        yield mount
+    finally:
+        subprocess.run(["umount", "-l", str(mount)], check=True)
+
+
+def _fill_bytes(mount: Path) -> list[Path]:
+    ballast = mount / "ballast"
+    with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(b"x" * 4096)
+    return [ballast]
+
+
+def _fill_inodes(mount: Path) -> list[Path]:
+    made: list[Path] = []
+    try:
+        while True:
+            path = mount / f"inode-{len(made)}"
+            path.touch()
+            made.append(path)
+    except OSError:
+        return made
+
+
+@pytest.mark.parametrize("fill", [_fill_bytes, _fill_inodes])
+def test_a_full_disk_loses_nothing_and_heals_by_itself(
+    tmp_path: Path, small_disk: Path, fill: object
+) -> None:
+    """Refused by type; a running job's code appears later; queued jobs wait and none is held."""
+    daemon = DaemonProcess(tmp_path, "1x24G", "--set", "scheduling.kill_grace=1.0")
+    daemon.state_dir = small_disk / "state"
+    daemon.start()
+    go = tmp_path / "go"
+    try:
+        with daemon.client() as client:
+            running = client.submit(
+                shell=f"until [ -e {go} ]; do sleep 0.05; done; exit 5", cwd=daemon.work_dir
+            )
+            until(lambda: client.job(running.id).state is JobState.RUNNING, "it runs")
+            acknowledged = [client.submit(["true"], cwd=daemon.work_dir).id for _ in range(3)]
+            ballast = fill(small_disk)  # type: ignore[operator]
+            refused = _submit_until_refused(daemon, acknowledged)
+            if fill is _fill_bytes:
+                assert isinstance(refused, StorageError)
+            go.touch()
+            until(lambda: _is_gone(daemon, running.id), "the running job ends in spite of it")
+            waiting = client.jobs(ids=acknowledged).jobs
+            assert all(job.state is JobState.PENDING for job in waiting)
+            assert not any(job.hold for job in waiting)
+            until(lambda: _waits_for_storage(daemon, acknowledged[0]), "the reason says Storage")
+            for path in ballast:
+                path.unlink()
+            ended = client.wait([running.id, *acknowledged], timeout_s=60)
+            assert [job.exit_code for job in ended] == [5] + [0] * len(acknowledged)
+            assert [job.attempt for job in ended] == [1] * len(ended)
+    finally:
+        clean_up(daemon)
+
+
+def _submit_until_refused(daemon: DaemonProcess, acknowledged: list[int]) -> GpuschedError | None:
+    """Submit until the books have no room. What was acknowledged before that counts."""
+    with daemon.client(reconnect_s=0.0) as client:
+        for _ in range(60):
+            try:
+                job = client.submit(["true"], cwd=daemon.work_dir, environment={"A": "x" * 100_000})
+            except GpuschedError as error:
+                return error
+            acknowledged.append(job.id)
+    return None
+
+
+def _is_gone(daemon: DaemonProcess, job_id: int) -> bool:
+    """No process of the job is left (its record may still wait for room)."""
+    mark = f"GPUSCHED_JOB_ID={job_id}\0".encode()
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal() or int(entry.name) == os.getpid():
+            continue
+        try:
+            if mark in (entry / "environ").read_bytes() and str(daemon.place).encode() in (
+                entry / "environ"
+            ).read_bytes():
+                return False
+        except OSError:
+            continue
+    return True
+
+
+def _waits_for_storage(daemon: DaemonProcess, job_id: int) -> bool:
+    with daemon.client() as client:
+        reason = client.job(job_id).reason
+        return reason is not None and reason.code == "Storage"

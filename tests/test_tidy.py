@@ -1,0 +1,134 @@
+"""Style as an ordinary test: import arrows, purity of the core, one owner for each edge, the docs."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+CLIENT = ROOT / "gpusched_client"
+DAEMON = ROOT / "gpuschedd"
+CORE = DAEMON / "core"
+
+CORE_MAY_IMPORT = ("gpusched_client.terms", "gpusched_client.errors", "gpusched_client.units")
+IMPURE = frozenset(
+    "asyncio datetime io logging multiprocessing os pathlib random secrets select shutil signal "
+    "socket sqlite3 subprocess sys tempfile threading time uuid pynvml msgpack click".split()
+)
+#: module -> the only files that may import it.
+OWNERS = {
+    "sqlite3": {"gpuschedd/store.py"},
+    "pynvml": {"gpuschedd/nvml_child.py"},
+    "subprocess": {
+        "gpuschedd/launcher.py",
+        "gpuschedd/systemd_launcher.py",
+        "gpuschedd/install.py",
+        "gpuschedd/nvml.py",
+        "gpuschedd/supervisor.py",
+    },
+}
+
+
+def _imports(path: Path) -> Iterator[str]:
+    """Every module that a file imports, by its dotted name."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = node.module or ""
+            yield module
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def _sources(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.py"))
+
+
+def _shown(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", _sources(CLIENT), ids=_shown)
+def test_the_client_never_imports_the_daemon(path: Path) -> None:
+    """It must start fast and be installable alone in spirit."""
+    assert [name for name in _imports(path) if name.split(".")[0] == "gpuschedd"] == []
+
+
+@pytest.mark.parametrize("path", _sources(CORE), ids=_shown)
+def test_the_core_is_pure_and_looks_only_at_the_words(path: Path) -> None:
+    """No clock, no I/O, nothing of the daemon around it."""
+    for name in _imports(path):
+        assert name.split(".")[0] not in IMPURE, f"{_shown(path)} imports {name}"
+        if name.startswith("gpusched_client"):
+            assert name.startswith(CORE_MAY_IMPORT) or name == "gpusched_client", name
+        if name.startswith("gpuschedd"):
+            assert name.startswith("gpuschedd.core"), f"{_shown(path)} imports {name}"
+
+
+@pytest.mark.parametrize("module", sorted(OWNERS))
+def test_each_edge_has_one_owner(module: str) -> None:
+    """Who else needs it asks the owner."""
+    users = {
+        _shown(path)
+        for path in _sources(DAEMON)
+        if any(name.split(".")[0] == module for name in _imports(path))
+    }
+    assert users <= OWNERS[module]
+
+
+def test_the_supervisor_needs_the_standard_library_alone() -> None:
+    """It runs with -I -S, from a file that an upgrade may replace."""
+    ours = [name for name in _imports(DAEMON / "supervisor.py") if name.startswith("gpus")]
+    assert ours == []
+
+
+@pytest.mark.parametrize("path", _sources(DAEMON) + _sources(CLIENT), ids=_shown)
+def test_a_module_opens_with_what_it_owns(path: Path) -> None:
+    """One docstring a module, one for each public class and function."""
+    tree = ast.parse(path.read_text())
+    assert ast.get_docstring(tree), f"{_shown(path)} has no docstring"
+
+
+def _commands() -> dict[str, click.Command]:
+    from gpuschedd.main import cli as daemon
+    from gpuschedd.simjob import cli as simjob
+    from gpusched_client.gcancel import cli as gcancel
+    from gpusched_client.gq import cli as gq
+    from gpusched_client.gsub import cli as gsub
+
+    return {
+        "gsub": gsub,
+        "gq": gq,
+        "gcancel": gcancel,
+        "gpuschedd": daemon,
+        "gpusched-simjob": simjob,
+    }
+
+
+@pytest.mark.parametrize("name", sorted(_commands()))
+def test_every_option_is_in_the_readme(name: str) -> None:
+    """What people can type, people can read about."""
+    readme = (ROOT / "README.md").read_text()
+    for parameter in _commands()[name].params:
+        if isinstance(parameter, click.Option):
+            longest = max(parameter.opts, key=len)
+            assert re.search(rf"(?<![\w-]){re.escape(longest)}(?![\w-])", readme), (
+                f"{name} {longest} is not in README.md"
+            )
+
+
+def test_no_path_of_a_machine_and_no_open_end() -> None:
+    """Nothing in the tree depends on where it was written, and nothing waits to be done."""
+    words = re.compile("/" + "work/|TO" + "DO|FIX" + "ME|XX" + "X|NotImplemented" + "Error")
+    found = [
+        f"{_shown(path)}: {match[0]}"
+        for folder in (DAEMON, CLIENT, ROOT / "tests", ROOT / "benchmarks", ROOT / "examples")
+        for path in _sources(folder)
+        for match in words.finditer(path.read_text())
+    ]
+    assert found == []
