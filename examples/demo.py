@@ -66,10 +66,62 @@ def connect(daemon: subprocess.Popen[bytes]) -> Client:
 def jobs() -> None:
     """Six jobs for four GPUs: some run, some wait, one is cancelled, one fails."""
     say("Six jobs for four GPUs")
-    run("gsub", "-J", "train", "-g", "2", "-t", "2", "gpusched-simjob", "--vram", "20G", "--hold", "6")
-    run("gsub", "-J", "wide", "-g", "4", "-t", "1", "gpusched-simjob", "--vram", "20G", "--hold", "2")
-    run("gsub", "-J", "share-a", "-m", "8G", "-t", "5s", "gpusched-simjob", "--vram", "8G", "--hold", "2")
-    run("gsub", "-J", "share-b", "-m", "8G", "-t", "5s", "gpusched-simjob", "--vram", "8G", "--hold", "3")
+    run(
+        "gsub",
+        "-J",
+        "train",
+        "-g",
+        "2",
+        "-t",
+        "2",
+        "gpusched-simjob",
+        "--vram",
+        "20G",
+        "--hold",
+        "6",
+    )
+    run(
+        "gsub",
+        "-J",
+        "wide",
+        "-g",
+        "4",
+        "-t",
+        "1",
+        "gpusched-simjob",
+        "--vram",
+        "20G",
+        "--hold",
+        "2",
+    )
+    run(
+        "gsub",
+        "-J",
+        "share-a",
+        "-m",
+        "8G",
+        "-t",
+        "5s",
+        "gpusched-simjob",
+        "--vram",
+        "8G",
+        "--hold",
+        "2",
+    )
+    run(
+        "gsub",
+        "-J",
+        "share-b",
+        "-m",
+        "8G",
+        "-t",
+        "5s",
+        "gpusched-simjob",
+        "--vram",
+        "8G",
+        "--hold",
+        "3",
+    )
     run("gsub", "-J", "broken", "-t", "5s", "-c", "echo 'loading data'; exit 3")
     run("gsub", "-J", "forever", "-g", "1", "-t", "60", "sleep", "3600")
 

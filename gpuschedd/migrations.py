@@ -1,7 +1,8 @@
 """The schema, as an ordered list of migrations. Only `store` runs them.
 
 Tables are ours to change; the views `jobs_v`, `usage_v` and `events_v` are a contract with people
-who read the database with `sqlite3`.
+who read the database with `sqlite3`. `crc` columns hold a checksum of a row, so that a damaged one is
+found at start and not acted on.
 """
 
 from __future__ import annotations
@@ -73,14 +74,17 @@ _FIRST_TABLES = (
         launch_failures INTEGER NOT NULL,
         retries INTEGER NOT NULL,
         retries_used INTEGER NOT NULL,
-        final INTEGER NOT NULL)""",
+        final INTEGER NOT NULL,
+        crc INTEGER NOT NULL,
+        age_crc INTEGER)""",
     "CREATE INDEX job_live ON job (final) WHERE final = 0",
     "CREATE INDEX job_of_user ON job (uid, job_id)",
     "CREATE INDEX job_ended ON job (ended_at_s) WHERE final = 1",
     """CREATE TABLE payload (
         job_id INTEGER PRIMARY KEY REFERENCES job (job_id),
         environment_id INTEGER REFERENCES environment (environment_id),
-        content BLOB NOT NULL)""",
+        content BLOB NOT NULL,
+        crc INTEGER NOT NULL)""",
     "CREATE INDEX payload_environment ON payload (environment_id)",
     """CREATE TABLE allocation (
         job_id INTEGER NOT NULL REFERENCES job (job_id),
@@ -115,13 +119,15 @@ _FIRST_TABLES = (
         digest BLOB NOT NULL,
         job_ids TEXT NOT NULL,
         at_sched_s REAL NOT NULL,
+        crc INTEGER NOT NULL,
         PRIMARY KEY (uid, submission_id)) WITHOUT ROWID""",
     """CREATE TABLE account (
         uid INTEGER PRIMARY KEY,
         user TEXT NOT NULL,
         usage_gpu_s REAL NOT NULL,
         rate REAL NOT NULL,
-        at_sched_s REAL NOT NULL)""",
+        at_sched_s REAL NOT NULL,
+        crc INTEGER NOT NULL)""",
     """CREATE TABLE promise (
         job_id INTEGER NOT NULL REFERENCES job (job_id),
         promised_at_s REAL NOT NULL,
@@ -132,6 +138,7 @@ _FIRST_TABLES = (
         outcome_at_s REAL,
         started_at_s REAL,
         detail TEXT,
+        crc INTEGER NOT NULL,
         PRIMARY KEY (job_id, promised_sched_s)) WITHOUT ROWID""",
     """CREATE TABLE gpu (
         uuid TEXT PRIMARY KEY,
@@ -141,7 +148,8 @@ _FIRST_TABLES = (
         total_bytes INTEGER,
         reserved_bytes INTEGER NOT NULL,
         seen_at_s REAL NOT NULL,
-        drained TEXT) WITHOUT ROWID""",
+        drained TEXT,
+        crc INTEGER NOT NULL) WITHOUT ROWID""",
     """CREATE TABLE audit (
         at_s REAL NOT NULL,
         uid INTEGER NOT NULL,

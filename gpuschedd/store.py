@@ -12,6 +12,7 @@ import json
 import os
 import sqlite3
 import uuid
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -33,6 +34,7 @@ AUDIT_ROWS_MAX = 100_000
 SUBMISSION_KEPT_S = 7 * 86_400.0
 RECENT_SUBMISSIONS_MAX = 100_000  # kept in memory
 BUSY_TIMEOUT_S = 10.0
+CHECKED_ROWS_MAX = 20_000  # whose checksums are looked at when the daemon starts
 
 
 class StoreUnusable(Exception):
@@ -242,11 +244,7 @@ class Store:
         except sqlite3.Error as error:
             if _is_full(error):
                 raise StoreFull(f"{path}: {error}") from error
-            raise StoreUnusable(
-                f"{path} cannot be used: {error}. Restore a backup (the file with .backup- beside "
-                "it, or `gctl backup`'s), or move it away together with its marker "
-                f"{marker.name} to begin anew."
-            ) from error
+            raise StoreUnusable(_unusable_text(path, error)) from error
         except OSError as error:
             raise StoreFull(f"{path}: {error}") from error
         return cls(path, connection, instance)
@@ -281,17 +279,11 @@ class Store:
             if job.is_final:
                 _forget_environment(db, job.job_id)
         db.executemany(
-            "INSERT INTO submission VALUES (?, ?, ?, ?, ?)",
-            [
-                (s.uid, s.submission_id, s.digest, json.dumps(s.job_ids), s.at_sched_s)
-                for s in changes.submissions
-            ],
+            "INSERT INTO submission VALUES (?, ?, ?, ?, ?, ?)",
+            [(*row, _crc(row)) for row in map(_submission_values, changes.submissions)],
         )
         for row in changes.accounts.values():
-            db.execute(
-                "INSERT OR REPLACE INTO account VALUES (?, ?, ?, ?, ?)",
-                (row.uid, row.user, row.usage_gpu_s, row.rate, row.at_sched_s),
-            )
+            _upsert(db, "account", _fields(row))
         for promise in changes.promises.values():
             _upsert(db, "promise", _fields(promise))
         for gpu in changes.gpus.values():
@@ -310,7 +302,14 @@ class Store:
 
     def load(self) -> Loaded:
         """Everything that is not history."""
+        try:
+            return self._load()
+        except (sqlite3.Error, ValueError, TypeError) as error:
+            raise StoreUnusable(_unusable_text(self.path, error)) from error
+
+    def _load(self) -> Loaded:
         db = self._db
+        self._check_rows()
         rows = db.execute("SELECT * FROM job WHERE final = 0 ORDER BY job_id").fetchall()
         grants = _grants_of(db, "job.final = 0")
         recent = db.execute(
@@ -323,21 +322,37 @@ class Store:
             next_job_id=max(next_id, int(_meta(db, "next_job_id") or 1)),
             jobs=tuple(_job_from(row, grants) for row in rows),
             ages={
-                JobId(row["job_id"]): Age(
-                    row["eligible_since_s"], row["age_gained_s"] or 0.0, row["window_since_s"]
-                )
+                JobId(row["job_id"]): _age_from(row)
                 for row in rows
                 if row["eligible_since_s"] is not None
             },
-            accounts=tuple(AccountRow(**dict(row)) for row in db.execute("SELECT * FROM account")),
+            accounts=tuple(
+                AccountRow(**_checked(row, "account"))
+                for row in db.execute("SELECT * FROM account")
+            ),
             promises=tuple(
-                PromiseRow(**dict(row))
+                PromiseRow(**_checked(row, "promise"))
                 for row in db.execute("SELECT * FROM promise WHERE outcome IS NULL")
             ),
-            gpus=tuple(GpuRow(**dict(row)) for row in db.execute("SELECT * FROM gpu")),
+            gpus=tuple(GpuRow(**_checked(row, "gpu")) for row in db.execute("SELECT * FROM gpu")),
             last_event_id=db.execute("SELECT coalesce(max(event_id), 0) FROM event").fetchone()[0],
             submissions=tuple(_submission_from(row) for row in reversed(recent)),
         )
+
+    def _check_rows(self) -> None:
+        """Checksums of the newest rows, live or not: damage is found before it is acted on."""
+        rows = self._db.execute(
+            "SELECT * FROM job ORDER BY job_id DESC LIMIT ?", (CHECKED_ROWS_MAX,)
+        ).fetchall()
+        if not rows:
+            return
+        grants = _grants_of(self._db, f"job.job_id >= {int(rows[-1]['job_id'])}")
+        for row in rows:
+            _job_from(row, grants)
+        for (job_id,) in self._db.execute(
+            "SELECT job_id FROM payload ORDER BY job_id DESC LIMIT ?", (CHECKED_ROWS_MAX,)
+        ).fetchall():
+            _read_payload(self._db, job_id)
 
     def payload(self, job_id: JobId) -> Payload | None:
         """The launch's part of a request, environment included while the job is live."""
@@ -445,7 +460,7 @@ class History:
             "SELECT * FROM promise WHERE job_id = ? ORDER BY promised_sched_s DESC LIMIT 1",
             (job_id,),
         ).fetchone()
-        return PromiseRow(**dict(row)) if row else None
+        return PromiseRow(**_checked(row, "promise")) if row else None
 
     def promise_outcomes(self) -> dict[str, int]:
         """How many promises ended in which way."""
@@ -458,6 +473,13 @@ class History:
             row[0]: row[1]
             for row in self._db.execute("SELECT state, count(*) FROM job GROUP BY state")
         }
+
+
+def _unusable_text(path: Path, error: Exception) -> str:
+    return (
+        f"{path} cannot be used: {error}. Restore a backup (the file with .backup- beside it, or "
+        f"`gctl backup`'s), or move it away together with its marker {MARKER_NAME} to begin anew."
+    )
 
 
 # --- opening --------------------------------------------------------------------------------
@@ -571,9 +593,24 @@ def _fields(row: Any) -> dict[str, Any]:
 
 
 def _upsert(db: sqlite3.Connection, table: str, values: Mapping[str, Any]) -> None:
+    values = {**values, "crc": _crc(values.values())}
     names = ", ".join(values)
     marks = ", ".join("?" * len(values))
     db.execute(f"INSERT OR REPLACE INTO {table} ({names}) VALUES ({marks})", tuple(values.values()))
+
+
+def _crc(values: Iterable[Any]) -> int:
+    """A row's checksum: the same before it is written and after it is read."""
+    plain = [float(value) if isinstance(value, int | float) else value for value in values]
+    return zlib.crc32(repr(plain).encode("utf-8", "backslashreplace"))
+
+
+def _checked(row: sqlite3.Row, table: str) -> dict[str, Any]:
+    """The row without its checksum. Raises DatabaseError where it does not fit."""
+    values = dict(row)
+    if values.pop("crc") != _crc(values.values()):
+        raise sqlite3.DatabaseError(f"a row of {table} is damaged: {next(iter(values.values()))}")
+    return values
 
 
 def _meta(db: sqlite3.Connection, key: str) -> Any:
@@ -621,9 +658,16 @@ def _job_values(job: Job) -> dict[str, Any]:
     return values
 
 
+def _job_crc(job: Job) -> int:
+    """Over the job and what it holds."""
+    grants = [f"{g.uuid} {g.held_bytes} {g.declared_bytes}" for g in job.grants]
+    return _crc([*_job_values(job).values(), *sorted(grants)])
+
+
 def _write_job(db: sqlite3.Connection, job: Job, index_of: Mapping[GpuUuid, int]) -> None:
     """Insert or update one job, its allocation and its attempt."""
     values = _job_values(job)
+    values["crc"] = _job_crc(job)
     names = list(values)
     updates = ", ".join(f"{name} = excluded.{name}" for name in names if name != "job_id")
     db.execute(
@@ -694,7 +738,7 @@ def _job_from(row: sqlite3.Row, grants: Mapping[int, tuple[Grant, ...]]) -> Job:
     values["whole"] = bool(values["whole"])
     values["stuck"] = bool(values["stuck"])
     held = grants.get(row["job_id"], ()) if row["decided_sched_s"] is not None else ()
-    return Job(
+    job = Job(
         **values,
         request=Request(**request),
         state=JobState(row["state"]),
@@ -703,6 +747,9 @@ def _job_from(row: sqlite3.Row, grants: Mapping[int, tuple[Grant, ...]]) -> Job:
         cancel=cancel,
         grants=held,
     )
+    if row["crc"] != _job_crc(job):
+        raise sqlite3.DatabaseError(f"the row of job {row['job_id']} is damaged")
+    return job
 
 
 def _write_age(db: sqlite3.Connection, job_id: JobId, age: Age | None) -> None:
@@ -710,10 +757,17 @@ def _write_age(db: sqlite3.Connection, job_id: JobId, age: Age | None) -> None:
     if age is not None:
         values = (age.eligible_since_s, age.age_gained_s, age.window_since_s)
     db.execute(
-        "UPDATE job SET eligible_since_s = ?, age_gained_s = ?, window_since_s = ?"
+        "UPDATE job SET eligible_since_s = ?, age_gained_s = ?, window_since_s = ?, age_crc = ?"
         " WHERE job_id = ?",
-        (*values, job_id),
+        (*values, _crc(values), job_id),
     )
+
+
+def _age_from(row: sqlite3.Row) -> Age:
+    values = (row["eligible_since_s"], row["age_gained_s"], row["window_since_s"])
+    if row["age_crc"] != _crc(values):
+        raise sqlite3.DatabaseError(f"the age of job {row['job_id']} is damaged")
+    return Age(*values)
 
 
 def _write_payload(db: sqlite3.Connection, job_id: JobId, payload: Payload) -> None:
@@ -726,9 +780,10 @@ def _write_payload(db: sqlite3.Connection, job_id: JobId, payload: Payload) -> N
     environment_id = db.execute(
         "SELECT environment_id FROM environment WHERE digest = ?", (digest,)
     ).fetchone()[0]
+    packed = _pack_payload(payload)
     db.execute(
-        "INSERT OR REPLACE INTO payload VALUES (?, ?, ?)",
-        (job_id, environment_id, _pack_payload(payload)),
+        "INSERT OR REPLACE INTO payload VALUES (?, ?, ?, ?)",
+        (job_id, environment_id, packed, zlib.crc32(packed)),
     )
 
 
@@ -752,12 +807,13 @@ def _read_payload(
     db: sqlite3.Connection, job_id: JobId, *, with_environment: bool = True
 ) -> Payload | None:
     row = db.execute(
-        "SELECT payload.content, environment.content AS environment FROM payload"
+        "SELECT payload.content, crc, digest, environment.content AS environment FROM payload"
         " LEFT JOIN environment USING (environment_id) WHERE job_id = ?",
         (job_id,),
     ).fetchone()
     if row is None:
         return None
+    _check_payload(row, job_id)
     content = msgpack.unpackb(row["content"], raw=False)
     pairs = msgpack.unpackb(row["environment"]) if with_environment and row["environment"] else []
     return Payload(
@@ -770,6 +826,16 @@ def _read_payload(
         error=content["error"],
         environment=tuple((key, value) for key, value in pairs),
     )
+
+
+def _check_payload(row: sqlite3.Row, job_id: int) -> None:
+    """Raise DatabaseError where a request is not what was submitted: it must not run."""
+    environment = row["environment"]
+    is_sound = zlib.crc32(row["content"]) == row["crc"] and (
+        environment is None or hashlib.sha256(environment).digest() == row["digest"]
+    )
+    if not is_sound:
+        raise sqlite3.DatabaseError(f"the request of job {job_id} is damaged")
 
 
 def _forget_environment(db: sqlite3.Connection, job_id: JobId) -> None:
@@ -785,7 +851,12 @@ def _forget_environment(db: sqlite3.Connection, job_id: JobId) -> None:
     )
 
 
+def _submission_values(row: Submission) -> tuple[Any, ...]:
+    return row.uid, row.submission_id, row.digest, json.dumps(row.job_ids), row.at_sched_s
+
+
 def _submission_from(row: sqlite3.Row) -> Submission:
+    _checked(row, "submission")
     ids = tuple(JobId(value) for value in json.loads(row["job_ids"]))
     return Submission(row["uid"], row["submission_id"], row["digest"], ids, row["at_sched_s"])
 

@@ -198,6 +198,22 @@ def test_an_unusable_database_ends_the_daemon_with_78_and_the_next_step(
     assert "Traceback" not in said
 
 
+@pytest.mark.parametrize("place", range(12))
+def test_a_flipped_byte_of_a_job_is_found_at_the_start(tmp_path: Path, place: int) -> None:
+    """Also where the file is well-formed: every row that is acted on has a checksum."""
+    store = Store.open(tmp_path)
+    store.commit(Changes(jobs={JobId(1): a_job()}, payloads={JobId(1): a_payload()}))
+    store.close()
+    path = tmp_path / DATABASE_NAME
+    content = bytearray(path.read_bytes())
+    marks = [b"alice", b"train", b"PENDING", b"nofile", b"/home", b"python"]
+    mark = marks[place % len(marks)]
+    content[content.rindex(mark) + place // len(marks)] ^= 0x01
+    path.write_bytes(bytes(content))
+    with pytest.raises(StoreUnusable, match="damaged|not a valid"):
+        Store.open(tmp_path).load()
+
+
 def test_people_may_read_the_views(daemon: DaemonProcess) -> None:
     """Plain units, while the daemon runs."""
     with daemon.client() as client:
