@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -36,6 +37,28 @@ class LaunchStorage(LaunchFailed):
     """The disk did not take what a start needs: the host's fault, not the job's."""
 
 
+class LaunchDeferred(LaunchFailed):
+    """PID 1 did not answer in time: the host's fault, so it counts for nothing against the job."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What the attempt's unit is held to. Direct launch cannot, and passes it over.
+
+    `minors`: device minors of the granted GPUs, None where the driver names none. Other None: no
+    bound. `cpus` is in CPUs' worth of time. `grace_s` is what the supervisor takes to end a job.
+    """
+
+    minors: tuple[int | None, ...] = ()
+    memory_bytes: int | None = None
+    cpus: float | None = None
+    tasks_max: int | None = None
+    grace_s: float = 10.0
+
+
+NO_BOUNDS = Bounds()
+
+
 class Launcher(Protocol):
     """What the controller needs of whatever starts supervisors.
 
@@ -43,8 +66,8 @@ class Launcher(Protocol):
     `leftovers` are the job's processes that outlive a dead supervisor.
     """
 
-    def launch(self, job_dir: JobDir) -> None:
-        """Start the supervisor of this directory. Raises LaunchFailed or LaunchStorage."""
+    def launch(self, job_dir: JobDir, bounds: Bounds = NO_BOUNDS) -> None:
+        """Start the supervisor of this directory. Raises LaunchFailed or one of its kinds."""
 
     def attach(self, claim: Claim) -> int | None:
         """A pidfd of the live supervisor that took the claim, None when it is dead.
@@ -79,7 +102,8 @@ class DirectLauncher:
     def __init__(self, python: str = sys.executable) -> None:
         self._command = [python, "-I", "-S", supervisor.__file__, "--detach"]
 
-    def launch(self, job_dir: JobDir) -> None:
+    def launch(self, job_dir: JobDir, bounds: Bounds = NO_BOUNDS) -> None:
+        del bounds  # nobody but PID 1 can hold a job to them
         try:
             process = subprocess.Popen(
                 [*self._command, os.fspath(job_dir.path)],

@@ -20,7 +20,7 @@ import click
 
 from gpusched_client import paths
 from gpusched_client.errors import GpuschedError
-from gpuschedd import __version__, config, places
+from gpuschedd import __version__, config, install, places
 from gpuschedd.actions import Actions, Surroundings
 from gpuschedd.attribution import Attribution
 from gpuschedd.audience import Audience
@@ -30,13 +30,14 @@ from gpuschedd.core.fairshare import Accounts
 from gpuschedd.gpus import GpuSource
 from gpuschedd.gpuwatch import GpuWatch
 from gpuschedd.handlers import Handlers, Outlook
-from gpuschedd.launcher import DirectLauncher
+from gpuschedd.launcher import DirectLauncher, Launcher
 from gpuschedd.notify import ServiceManager, passed_socket
 from gpuschedd.server import Server
 from gpuschedd.simclaims import SYSTEM_DIR
 from gpuschedd.simgpu import SimulatedGpus
 from gpuschedd.state import State, policy_of
 from gpuschedd.store import History, Store, StoreBroken, StoreFull, StoreUnusable
+from gpuschedd.systemd_launcher import SystemdLauncher
 
 log = logging.getLogger("gpuschedd")
 
@@ -103,7 +104,7 @@ class Daemon:
         self.source = self._source(sim_dir)
         self.actions = Actions(
             self.controller,
-            DirectLauncher(),
+            self._launcher(),
             around,
             lambda: self.watch.info(),
             lambda job: self.watch.job_gone(job),
@@ -124,6 +125,9 @@ class Daemon:
             only_uid=None if options.is_system else os.getuid(),
         )
         self.around = around
+
+    def _launcher(self) -> Launcher:
+        return SystemdLauncher() if self.options.launch == "pid1" else DirectLauncher()
 
     @property
     def _simulates(self) -> bool:
@@ -299,6 +303,37 @@ def read_config(options: Options) -> config.Config:
     return config.load(options.config, options.overrides, base)
 
 
+#: What becoming another user, and ending what is left of its job, takes (capabilities(7)).
+DIRECT_CAPABILITIES = {"CAP_KILL": 5, "CAP_SETGID": 6, "CAP_SETUID": 7, "CAP_SYS_PTRACE": 19}
+
+
+def check_launch(options: Options) -> None:
+    """Refuse a way of starting jobs that this process cannot go. Raises places.Unusable."""
+    if options.launch == "pid1":
+        if not options.is_system:
+            raise places.Unusable("--launch=pid1 is for --system; leave it out")
+        if not Path("/run/systemd/system").is_dir():
+            raise places.Unusable(
+                "systemd is not PID 1 here; use --system --launch=direct, or leave out --system"
+            )
+    elif options.is_system:
+        held = _effective_capabilities()
+        missing = [name for name, bit in DIRECT_CAPABILITIES.items() if not held >> bit & 1]
+        if missing:
+            raise places.Unusable(
+                f"--launch=direct lacks {', '.join(missing)}: a unit with an empty capability set "
+                "cannot start jobs itself; leave out --launch=direct to have PID 1 start them"
+            )
+
+
+def _effective_capabilities() -> int:
+    """The mask of this process."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("CapEff:"):
+            return int(line.split()[1], 16)
+    return 0
+
+
 def _set_up_logging() -> None:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
@@ -310,6 +345,7 @@ def _run(options: Options) -> int:
     _set_up_logging()
     try:
         settings = read_config(options)
+        check_launch(options)
         os.umask(0o077)
         places.prepare_state_dir(options.state_dir, is_system=options.is_system)
         places.lock(options.state_dir)
@@ -373,6 +409,9 @@ def cli(
         overrides=tuple(extra),
     )
     sys.exit(_run(options))
+
+
+cli.add_command(install.cli, "install")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,105 @@
+"""Device nodes: which of /dev a job's unit may open, so that it reaches its own GPUs and no others.
+
+Reads /dev and /proc/devices; opens no device and changes nothing. GPUs are the nodes
+/dev/nvidiaN by the driver's minor number; everything else stays as usable as for any user.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+DEV = Path("/dev")
+PROC_DEVICES = Path("/proc/devices")
+NODES_MAX = 10_000  # walked below /dev; more is not a /dev
+_GPU_NODE = re.compile(r"nvidia(\d+)")
+_GROUP = re.compile(r"[A-Za-z0-9_./:+-]+")
+
+
+class DeviceMissing(Exception):
+    """A granted GPU has no device node: PID 1 would skip it in silence."""
+
+
+def gpu_nodes(dev: Path = DEV) -> dict[int, Path]:
+    """The GPU nodes by minor number; empty on a host without NVIDIA's driver."""
+    found = {}
+    for name in os.listdir(dev):
+        match = _GPU_NODE.fullmatch(name)
+        if match is not None:
+            found[int(match[1])] = dev / name
+    return found
+
+
+def allowed(
+    minors: Iterable[int | None], dev: Path = DEV, proc_devices: Path = PROC_DEVICES
+) -> tuple[str, ...] | None:
+    """DeviceAllow values for a job that was granted these GPUs; None: there is nothing to filter.
+
+    Whole groups of /proc/devices but those that hold GPU nodes, and of these every other node by
+    its path. Raises DeviceMissing.
+    """
+    gpus = gpu_nodes(dev)
+    if not gpus:
+        return None
+    granted = [_node_of(minor, gpus) for minor in minors]
+    kinds = {_kind(path.stat()) for path in gpus.values()}
+    closed = {kind for kind in kinds if kind is not None}
+    groups = [
+        f"{letter}-{name} rw"
+        for letter, major, name in _groups(proc_devices)
+        if (letter, major) not in closed
+    ]
+    beside = [f"{path} rw" for path in _nodes_beside(dev, closed, set(gpus.values()))]
+    return (*groups, *beside, *(f"{path} rw" for path in granted))
+
+
+def _node_of(minor: int | None, gpus: dict[int, Path]) -> Path:
+    if minor is None:
+        raise DeviceMissing("the driver names no device minor for a granted GPU")
+    if minor not in gpus:
+        raise DeviceMissing(
+            f"/dev/nvidia{minor} does not exist; `nvidia-smi` or nvidia-modprobe makes it"
+        )
+    return gpus[minor]
+
+
+def _kind(found: os.stat_result) -> tuple[str, int] | None:
+    """The word char or block and the major number; None for anything but a device."""
+    if stat.S_ISCHR(found.st_mode):
+        return "char", os.major(found.st_rdev)
+    if stat.S_ISBLK(found.st_mode):
+        return "block", os.major(found.st_rdev)
+    return None
+
+
+def _groups(proc_devices: Path) -> Iterator[tuple[str, int, str]]:
+    """Kind, major and name of each line of /proc/devices."""
+    letter = "char"
+    seen = set()
+    for line in proc_devices.read_text(encoding="ascii", errors="replace").splitlines():
+        if line.startswith("Block"):
+            letter = "block"
+        major, _, name = line.strip().partition(" ")
+        if major.isdecimal() and _GROUP.fullmatch(name) and (letter, major, name) not in seen:
+            seen.add((letter, major, name))
+            yield letter, int(major), name
+
+
+def _nodes_beside(dev: Path, closed: set[tuple[str, int]], gpus: set[Path]) -> Iterator[Path]:
+    """The other nodes of the majors that hold GPUs: nvidiactl and nvidia-modeset, for instance."""
+    walked = 0
+    for directory, _, names in os.walk(dev):
+        for name in sorted(names):
+            walked += 1
+            if walked > NODES_MAX:
+                return
+            path = Path(directory, name)
+            try:
+                kind = _kind(path.lstat())
+            except OSError:
+                continue
+            if kind in closed and path not in gpus:
+                yield path
