@@ -102,6 +102,7 @@ class _Pass:
         self.rooms: Rooms = rooms_of(snapshot)
         self.horizon = HorizonView(self._horizon(), policy)
         self.failures = _Failures()
+        self.hope: dict[tuple[int | None, int | None], bool] = {}  # of _could_start, for now
         self.starts: list[Start] = []
         self.view, self.view_starts = self.horizon, 0  # of the host with so many starts
         self.reasons: dict[JobId, Reason] = {}
@@ -175,6 +176,10 @@ class _Pass:
         return True
 
     def _walk(self, merge: Merge) -> None:
+        if self.explain <= 0 and self.hold is not None:
+            merge.skip = self._fails_again
+            if not self._could_start(merge.whole_gpus_min, merge.shared_bytes_min):
+                return
         while (entry := merge.pop()) is not None:
             self.examined += 1
             if self.examined >= self.explain and merge.skip is None and self.hold is not None:
@@ -198,6 +203,13 @@ class _Pass:
 
     def _could_start(self, whole_gpus_min: int | None, shared_bytes_min: int | None) -> bool:
         """Could the least of these asks sit now, or, with no head yet, become the head?"""
+        key = (whole_gpus_min, shared_bytes_min)
+        could = self.hope.get(key)
+        if could is None:
+            could = self.hope[key] = self._least_could_start(*key)
+        return could
+
+    def _least_could_start(self, whole_gpus_min: int | None, shared_bytes_min: int | None) -> bool:
         asks: list[tuple[int, int | None]] = []
         if whole_gpus_min is not None:
             asks.append((whole_gpus_min, None))
@@ -314,6 +326,7 @@ class _Pass:
             self._note(entry, reason)
         if self.policy.backfill is not Backfill.OFF:
             self.hold = hold
+            self.hope.clear()
 
     def _is_unknown(self, entry: Entry, need: Need) -> None:
         self.unknown.add(entry.job.job_id)
@@ -357,6 +370,7 @@ class _Pass:
             load = Load(end_s, held, alone, job.uid, job.job_id, self.now_s, False)
             self.host.add(slot, load)
             grants.append(Grant(slot.gpu.uuid, held, held))
+        self.hope.clear()
         self._book(job, tuple(grants), need.whole, end_s)
 
     def _book(self, job: Waiting, grants: tuple[Grant, ...], whole: bool, end_s: float) -> None:
@@ -448,7 +462,7 @@ class _Pass:
 
     def _next_change_at_s(self, reservation: Reservation | None) -> float | None:
         """The earliest later time at which this plan may differ though nothing happened."""
-        times = list(self.host.changes_at_s())
+        times = [self.host.next_change_s]
         if reservation is not None:
             assert self.hold is not None
             times.append(reservation.start_s)

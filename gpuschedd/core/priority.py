@@ -78,18 +78,25 @@ class Merge:
         self._first = first
         self._heap: list[Entry] = []
         self.skip: Callable[[Waiting], bool] | None = None  # jobs that need not be looked at
-        w_fair, standings = policy.w_fair, snapshot.standings
-        queues = snapshot.queues.cpu if cpu else snapshot.queues.gpu
+        self._standings = snapshot.standings
+        queues = self._queues = snapshot.queues.cpu if cpu else snapshot.queues.gpu
         self.whole_gpus_min = _least(queue.whole_gpus_min for queue in queues)
         self.shared_bytes_min = _least(queue.shared_bytes_min for queue in queues)
-        for queue in queues:
-            standing = standings.get(queue.uid)
-            fair = 0.0 if standing is None else w_fair * standing.factor
+        self._opened = False
+
+    def _open(self) -> None:
+        """Put every user's first job in."""
+        self._opened = True
+        for queue in self._queues:
+            standing = self._standings.get(queue.uid)
+            fair = 0.0 if standing is None else self._policy.w_fair * standing.factor
             self._push_next(_Stream(self, queue, fair), self._heap.append)
         heapify(self._heap)
 
     def pop(self) -> Entry | None:
         """The next job, or None. Its user's next one enters the merge."""
+        if not self._opened:
+            self._open()
         if not self._heap:
             return None
         entry = heappop(self._heap)
@@ -104,7 +111,7 @@ class Merge:
         for queue in snapshot.queues.gpu if self._first is not None else ():
             for job in queue.jobs:
                 if job.job_id == self._first:
-                    standing = snapshot.standings.get(queue.uid)
+                    standing = self._standings.get(queue.uid)
                     fair = 0.0 if standing is None else self._policy.w_fair * standing.factor
                     stream = _Stream(self, UserQueue(queue.uid, queue.user, ()), fair)
                     own = self.own_priority(job, fair)

@@ -80,6 +80,8 @@ def blame(
     by_s = max(start_by_s, snapshot.now_s)
     first: PromiseException | None = None
     undone, before_s = snapshot, _at_s(snapshot, policy, request, uid)
+    if before_s <= by_s:
+        return PromiseException.LATE_END  # its GPUs are planned to be free; a job is overdue
     for exception, undo in _UNDO:
         if _at_s(undo(snapshot, policy), policy, request, uid) <= by_s:
             return exception

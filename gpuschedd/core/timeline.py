@@ -6,7 +6,7 @@ no order of jobs. Between two starts things only leave, so a GPU that is useful 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from gpusched_client.terms import JobId
@@ -146,12 +146,14 @@ class Host:
             if gpu.state is GpuState.OK
         ]
         self.by_uuid = {slot.gpu.uuid: slot for slot in self.slots}
-        self._least_bytes = min((slot.gpu.capacity_bytes for slot in self.slots), default=0)
+        self._least_bytes: int | None = None  # the smallest card
         self._eligible: dict[tuple[str | None, int, int], list[Slot]] = {}
         self.lasting = False  # something on the host never ends
         self.unlimited = False  # a job without limit is on it
         self._free_now: _Free | None = None
         self._free_ever: _Free | None = None
+        # When foreign use gets old or a planned end passes: the timeline itself changes.
+        self.next_change_s = NEVER_S
         self._age_foreign()
         self._load(snapshot.running)
 
@@ -159,12 +161,18 @@ class Host:
         for slot in self.slots:
             if slot.foreign_held:
                 slot.foreign_end_s = foreign_end_s(slot.gpu, self.now_s, self.policy)
+                self._may_change_at(slot.foreign_end_s)
                 self.lasting = self.lasting or slot.foreign_end_s == NEVER_S
+
+    def _may_change_at(self, at_s: float) -> None:
+        if self.now_s < at_s < self.next_change_s:
+            self.next_change_s = at_s
 
     def _load(self, running: Iterable[RunningJob]) -> None:
         by_uuid, now_s, policy = self.by_uuid, self.now_s, self.policy
         for job in running:
             end_s = planned_end_s(job, now_s, policy)
+            self._may_change_at(end_s)
             stuck = job.stuck or (end_s == NEVER_S and job.time_limit_s is not None)
             if end_s == NEVER_S:
                 self.lasting = True
@@ -183,6 +191,7 @@ class Host:
         """A job of this pass sits down."""
         slot.add(load)
         self._free_now = self._free_ever = None
+        self._may_change_at(load.end_s)
         if load.end_s == NEVER_S:
             self.lasting = self.unlimited = True
 
@@ -223,14 +232,6 @@ class Host:
             return False
         return len(slot.loads) < self.policy.max_jobs_per_gpu
 
-    def changes_at_s(self) -> Iterator[float]:
-        """When foreign use gets old and when a planned end passes: the timeline itself changes."""
-        for slot in self.slots:
-            if slot.foreign_held:
-                yield slot.foreign_end_s
-            for load in slot.loads:
-                yield load.end_s
-
     def need(self, request: Request, uid: int) -> Need:
         """The request as placement sees it, margin included."""
         vram = request.vram_bytes
@@ -247,15 +248,20 @@ class Host:
 
     def eligible(self, need: Need) -> list[Slot]:
         """GPUs in service that the request could ever use, were they empty."""
+        if need.model is None and max(need.bytes, need.card_bytes) <= self._smallest():
+            return self.slots
         key = (need.model, need.card_bytes, need.bytes)
         found = self._eligible.get(key)
         if found is None:
-            plain = need.model is None and need.bytes <= self._least_bytes
-            if plain and need.card_bytes <= self._least_bytes:
-                return self.slots
             found = [slot for slot in self.slots if card_suits(slot.gpu, need)]
             self._eligible[key] = found
         return found
+
+    def _smallest(self) -> int:
+        if self._least_bytes is None:
+            sizes = (slot.gpu.capacity_bytes for slot in self.slots)
+            self._least_bytes = min(sizes, default=0)
+        return self._least_bytes
 
     def fitting(self, need: Need) -> list[Slot]:
         """GPUs on which the request could sit this moment."""

@@ -6,7 +6,7 @@ Owns the event loop of a replay. All decisions are the core's; nothing here look
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 
 from gpusched_client.errors import GpuschedError
@@ -113,20 +113,22 @@ class Replay:
     def _admitted(self) -> tuple[dict[int, Request], list[int]]:
         """The requests that this host could ever meet, and their positions by submission."""
         inventory = seen(Inventory(), self._gpus)
-        known: dict[Request, Request | None] = {}
+        known: dict[tuple[int, int | None, float], Request | None] = {}
         requests: dict[int, Request] = {}
         for position, job in enumerate(self._jobs):
-            asked = Request(gpus=job.gpus, vram_bytes=job.vram_bytes, time_limit_s=job.limit_s)
+            asked = (job.gpus, job.vram_bytes, job.limit_s)
             if asked not in known:
-                known[asked] = self._admit(asked, inventory)
+                known[asked] = self._admit(job, inventory)
             request = known[asked]
             if request is not None:
                 requests[position] = request
         return requests, sorted(requests, key=lambda position: self._jobs[position].submit_s)
 
-    def _admit(self, asked: Request, inventory: Inventory) -> Request | None:
+    def _admit(self, job: TraceJob, inventory: Inventory) -> Request | None:
+        """Without its limit: a workload may have jobs of no length, which nobody could submit."""
+        asked = Request(gpus=job.gpus, vram_bytes=job.vram_bytes)
         try:
-            return admit(asked, inventory, self._policy).request
+            return replace(admit(asked, inventory, self._policy).request, time_limit_s=job.limit_s)
         except GpuschedError:
             return None
 

@@ -1,0 +1,176 @@
+"""`gpuschedd replay`: parse, run, print. Owns the options and the text; decides nothing."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from gpusched_client.errors import GpuschedError, Invalid
+from gpuschedd.core.model import DAY_S, HOUR_S, NEVER_S, Backfill, Gpu, Order, Policy
+from gpuschedd.replay.engine import Replay, Replayed
+from gpuschedd.replay.stats import Figures, Waits, figures
+from gpuschedd.replay.workload import (
+    TraceJob,
+    Workload,
+    equal_gpus,
+    host_of,
+    read_workload,
+)
+
+BAR_FROM_JOBS = 2000
+USERS_SHOWN_MAX = 20
+_UNITS_S = {"s": 1.0, "m": 60.0, "h": HOUR_S, "d": DAY_S}
+
+
+def _seconds(_ctx: click.Context, _param: click.Parameter, value: str) -> float:
+    """ "90s", "30m", "24h", "7d", a bare number of seconds, or "inf"."""
+    text = value.strip().lower()
+    if text == "inf":
+        return NEVER_S
+    number, unit = (text[:-1], text[-1]) if text[-1:] in _UNITS_S else (text, "s")
+    try:
+        seconds = float(number) * _UNITS_S[unit]
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < NEVER_S:
+        raise click.BadParameter(f"{value!r} is no time; write it like 90s, 30m, 24h, 7d or inf")
+    return seconds
+
+
+@click.command()
+@click.argument("workload", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--gpus", type=click.IntRange(1), help="So many equal GPUs.")
+@click.option("--host", help="The GPUs with their memory, like 8x80G or 2x80G+2x24G.")
+@click.option("--backfill", type=click.Choice([mode.value for mode in Backfill]), default="easy")
+@click.option("--order", type=click.Choice([order.value for order in Order]), default="priority")
+@click.option("--w-fair", type=click.FloatRange(0), default=1000.0, show_default=True)
+@click.option("--w-age", type=click.FloatRange(0, min_open=True), default=10.0, show_default=True)
+@click.option("--half-life", callback=_seconds, default="7d", show_default=True)
+@click.option("--age-jobs", type=click.IntRange(0), default=1, show_default=True)
+@click.option("--promise-within", callback=_seconds, default="24h", show_default=True)
+@click.option("--starts", type=click.Path(dir_okay=False, path_type=Path), help="Write the starts.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
+def replay(
+    workload: Path,
+    gpus: int | None,
+    host: str | None,
+    backfill: str,
+    order: str,
+    w_fair: float,
+    w_age: float,
+    half_life: float,
+    age_jobs: int,
+    promise_within: float,
+    starts: Path | None,
+    as_json: bool,
+) -> None:
+    """Run a WORKLOAD (CSV or .swf, also .gz) through the scheduler by a virtual clock.
+
+    CSV columns: job_id,user,submit_s,gpus,run_s[,limit_s][,vram_bytes]. A missing limit is run_s.
+    Jobs that ask more than the host has are left out and counted.
+    """
+    try:
+        cards = _cards(gpus, host)
+        if half_life <= 0:
+            raise Invalid("a half-life of 0; it must be above 0")
+        read = read_workload(workload)
+        policy = Policy(
+            backfill=Backfill(backfill),
+            order=Order(order),
+            w_fair=w_fair,
+            w_age_per_h=w_age,
+            half_life_s=half_life,
+            age_jobs_per_user=age_jobs,
+            promise_within_s=promise_within,
+            kill_grace_s=0.0,
+            launch_allowance_s=0.0,
+        )
+        before_s = time.perf_counter()
+        with _progress(len(read.jobs)) as advance:
+            done = Replay(read.jobs, cards, policy, on_start=advance).run()
+        took_s = time.perf_counter() - before_s
+        if starts is not None:
+            _write_starts(starts, read.jobs, done)
+    except GpuschedError as error:
+        click.echo(f"gpuschedd replay: {error.message}", err=True)
+        sys.exit(error.exit_status)
+    except OSError as error:
+        click.echo(f"gpuschedd replay: {error}", err=True)
+        sys.exit(74)
+    _report(figures(done, len(cards)), read, took_s, as_json=as_json)
+
+
+def _cards(count: int | None, host: str | None) -> tuple[Gpu, ...]:
+    if (count is None) == (host is None):
+        raise Invalid("give the GPUs by either --gpus N or --host 8x80G")
+    return host_of(host) if host is not None else equal_gpus(count or 0)
+
+
+@contextmanager
+def _progress(jobs: int) -> Iterator[Callable[[int], None] | None]:
+    """A bar on stderr where it is long and a terminal; stdout holds only the answer."""
+    if jobs < BAR_FROM_JOBS or not sys.stderr.isatty():
+        yield None
+        return
+    with click.progressbar(length=jobs, label="started", file=sys.stderr) as bar:
+        yield bar.update
+
+
+def _write_starts(path: Path, jobs: tuple[TraceJob, ...], done: Replayed) -> None:
+    """`job_id,start_s,end_s` in input order; jobs that were left out are missing."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        rows = csv.writer(file, lineterminator="\n")
+        rows.writerow(("job_id", "start_s", "end_s"))
+        for job, ran in zip(jobs, done.ran, strict=True):
+            if ran is not None:
+                rows.writerow((job.name, _plain(ran.start_s), _plain(ran.end_s)))
+
+
+def _plain(seconds: float) -> str:
+    """Whole seconds without a fraction."""
+    return str(int(seconds)) if seconds == int(seconds) else repr(seconds)
+
+
+def _report(found: Figures, read: Workload, took_s: float, *, as_json: bool) -> None:
+    rate = found.jobs / took_s if took_s > 0 else 0.0
+    if as_json:
+        extra = {"unusable": read.unusable, "took_s": took_s, "jobs_per_s": rate}
+        click.echo(json.dumps(found.as_json() | extra, indent=2))
+        return
+    for line in _lines(found):
+        click.echo(line)
+    note = f"{found.passes} passes in {took_s:.2f} s, {rate:.0f} jobs/s"
+    if found.left_out or read.unusable:
+        note += f"; left out: {found.left_out} too large, {read.unusable} without size or run time"
+    click.echo(note, err=True)
+
+
+def _lines(found: Figures) -> Iterator[str]:
+    yield f"jobs                {found.jobs}"
+    yield f"utilisation         {100 * found.utilisation:.2f} %"
+    yield f"makespan            {found.makespan_s:.0f} s"
+    yield f"bounded slowdown    {found.bounded_slowdown:.2f} (mean, 10 s)"
+    kept = f"promises            {found.promises_kept} kept, {found.promises_broken} broken"
+    causes = ", ".join(f"{cause} {count}" for cause, count in found.broken_by.items())
+    yield f"{kept} ({causes})" if causes else kept
+    yield ""
+    yield f"{'WAIT (s)':<20}{'JOBS':>8}{'MEAN':>12}{'MEDIAN':>12}{'P95':>12}{'MAX':>12}"
+    yield _row("all", found.waits)
+    for size, waits in found.by_size.items():
+        yield _row(f"{size} GPU{'s' if size > 1 else ''}", waits)
+    for user, waits in list(found.by_user.items())[:USERS_SHOWN_MAX]:
+        yield _row(f"user {user}"[:19], waits)
+    if len(found.by_user) > USERS_SHOWN_MAX:
+        yield f"(users: {USERS_SHOWN_MAX} of {len(found.by_user)}; --json has all)"
+
+
+def _row(name: str, waits: Waits) -> str:
+    numbers = (waits.mean_s, waits.median_s, waits.p95_s, waits.max_s)
+    return f"{name:<20}{waits.jobs:>8}" + "".join(f"{number:>12.1f}" for number in numbers)

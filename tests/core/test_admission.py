@@ -1,0 +1,121 @@
+"""Admission: refused at the door with numbers and the cure, or normalised."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpusched_client.errors import Infeasible, Invalid
+from gpuschedd.core.admission import admit, seen
+from gpuschedd.core.model import (
+    DAY_S,
+    GIB,
+    AdmittedRequest,
+    GpuState,
+    Inventory,
+    Policy,
+    Request,
+    Topology,
+)
+from tests.support.core_builders import MARGIN, gpu, gpus
+
+POLICY = Policy()
+FOUR = seen(Inventory(), gpus(4))
+MIXED = seen(
+    Inventory(),
+    [
+        gpu(0),
+        gpu(1, model="small", total_bytes=24 * GIB),
+        gpu(2, model="small", total_bytes=24 * GIB),
+    ],
+)
+
+
+def refused(request: Request, inventory: Inventory = FOUR, policy: Policy = POLICY) -> str:
+    """The message of the refusal."""
+    with pytest.raises(Infeasible) as caught:
+        admit(request, inventory, policy)
+    return caught.value.message
+
+
+def test_more_gpus_than_were_ever_seen_is_refused_with_both_numbers() -> None:
+    text = refused(Request(5))
+    assert text == "asks 5 GPUs; this host has 4. Lower --gpus."
+
+
+def test_more_memory_than_any_card_has_is_refused_with_the_cure() -> None:
+    text = refused(Request(1, vram_bytes=96 * GIB))
+    assert text == "asks 96 GiB on one GPU; the largest here has 80 GiB. Lower --vram."
+
+
+def test_enough_cards_but_too_few_of_that_size() -> None:
+    text = refused(Request(2, vram_bytes=40 * GIB), MIXED)
+    assert "this host has 1 of that size" in text
+
+
+def test_request_without_room_for_the_margin_becomes_whole_and_says_so() -> None:
+    admitted = admit(Request(1, vram_bytes=80 * GIB - MARGIN + 1), FOUR, POLICY)
+    assert admitted.request.vram_bytes is None
+    assert admitted.request.card_bytes == 80 * GIB - MARGIN + 1
+    assert admitted.note is not None
+    assert "takes 1 whole GPU" in admitted.note
+    fits = Request(1, vram_bytes=80 * GIB - MARGIN)
+    assert admit(fits, FOUR, POLICY) == AdmittedRequest(fits)
+
+
+def test_full_small_card_is_shared_where_a_larger_one_has_room() -> None:
+    asked = Request(1, vram_bytes=24 * GIB)
+    assert admit(asked, MIXED, POLICY).request == asked
+
+
+def test_largest_inventory_ever_seen_decides() -> None:
+    """A lost or drained GPU makes a job wait, not infeasible."""
+    fewer = seen(FOUR, [gpu(0), gpu(1, state=GpuState.LOST)])
+    assert admit(Request(4), fewer, POLICY).request == Request(4)
+
+
+def test_with_no_inventory_yet_jobs_are_accepted_and_wait() -> None:
+    asked = Request(64, vram_bytes=10**15)
+    assert admit(asked, Inventory(), POLICY).request == asked
+
+
+def test_model_that_is_not_here_is_refused_with_those_that_are() -> None:
+    assert "this host has sim, small" in refused(Request(1, gpu_model="H100"), MIXED)
+    assert admit(Request(2, gpu_model="SMALL"), MIXED, POLICY).request.gpus == 2
+    assert "this host has 2 of model small" in refused(Request(3, gpu_model="small"), MIXED)
+
+
+def test_nvlink_set_larger_than_any_island_is_refused() -> None:
+    linked = seen(Inventory(), [gpu(n, island=n // 2) for n in range(4)])
+    asked = Request(3, topology=Topology.NVLINK)
+    assert "the largest such set here has 2" in refused(asked, linked)
+    assert admit(replace(asked, gpus=2), linked, POLICY).note is None
+
+
+def test_limit_above_the_longest_is_refused_but_not_for_admins() -> None:
+    policy = replace(POLICY, max_time_limit_s=7 * DAY_S)
+    unlimited = Request(1)
+    assert "asks no time limit" in refused(unlimited, FOUR, policy)
+    assert "the longest here is 168 h" in refused(Request(1, time_limit_s=8 * DAY_S), FOUR, policy)
+    assert admit(unlimited, FOUR, policy, admin=True).request == unlimited
+
+
+@pytest.mark.parametrize(
+    ("request_", "path"),
+    [
+        (Request(-1), "gpus"),
+        (Request(0, vram_bytes=GIB), "vram_bytes"),
+        (Request(1, vram_bytes=0), "vram_bytes"),
+        (Request(1, time_limit_s=0.0), "time_limit_s"),
+        (Request(1, time_limit_s=float("nan")), "time_limit_s"),
+    ],
+)
+def test_malformed_requests_name_the_field(request_: Request, path: str) -> None:
+    with pytest.raises(Invalid) as caught:
+        admit(request_, FOUR, POLICY)
+    assert caught.value.data["path"] == path
+
+
+def test_cpu_only_jobs_are_always_feasible() -> None:
+    assert admit(Request(0), FOUR, POLICY).request.gpus == 0
