@@ -428,7 +428,10 @@ class Controller:
         job = batch.job(start.job_id)
         assert job is not None
         placed = batch.advance(job, Placed(start.grants, start.whole, batch.now_s))
-        batch.note("job_placed", placed, gpus=[grant.uuid for grant in start.grants])
+        index_of = self.state.gpu_index_of()
+        batch.note(
+            "job_placed", placed, gpus=sorted(index_of.get(g.uuid, -1) for g in start.grants)
+        )
 
     def _mark_stuck(self, batch: Batch, snapshot: Snapshot) -> None:
         """Jobs far past their planned end leave the timeline, on record."""

@@ -74,7 +74,7 @@ def _advance_alive(batch: Batch, clock: SchedulerClock, job: Job, seen: Observat
         at = seen.started
         sched_s = clock.from_boottime_s(at.boottime_s, at.boot_id, at.at_s)
         job = batch.advance(job, Started(at.at_s, sched_s))
-        batch.note("job_started", job, gpus=[grant.uuid for grant in job.grants])
+        batch.note("job_started", job)
     if seen.ended is not None and job.state in (JobState.CONFIGURING, JobState.RUNNING):
         end = seen.ended
         sched_s = clock.from_boottime_s(end.boottime_s, end.boot_id, end.at_s)

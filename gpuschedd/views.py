@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 
 from gpusched_client import protocol
 from gpusched_client.protocol import GpuView, JobEvent, JobView
 from gpusched_client.terms import GpuUuid, JobId, JobState, PendingReason
+from gpusched_client.units import bytes_text
 from gpuschedd.clock import SchedulerClock
 from gpuschedd.core.lifecycle import Job
 from gpuschedd.core.model import ExpectedStart, Gpu, Reason
@@ -42,6 +44,8 @@ def job_view(
         gpu_model=job.request.gpu_model,
         exclusive=job.request.exclusive,
         topology=None if job.request.topology == "any" else str(job.request.topology),
+        memory_bytes=job.memory_bytes,
+        cpus=job.cpus,
         time_limit_s=limit_on_wire(job.request.time_limit_s),
         nice=job.nice,
         hold=job.hold is not None,
@@ -116,8 +120,22 @@ def job_event(event: Event) -> JobEvent:
 
 
 def event_text(event: Event) -> str:
-    """The event's data in words."""
-    return ", ".join(f"{key} {value}" for key, value in event.data.items() if value is not None)
+    """The event's data in words: lists by commas, sizes in GiB, times in UTC."""
+    return ", ".join(
+        f"{key.removesuffix('_bytes').removesuffix('_s')} {_shown(key, value)}"
+        for key, value in event.data.items()
+        if value is not None
+    )
+
+
+def _shown(key: str, value: object) -> str:
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    if key.endswith("_bytes") and isinstance(value, int):
+        return bytes_text(value)
+    if key == "start_by_s" and isinstance(value, int | float):
+        return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(value))
+    return str(value)
 
 
 def reason_for(state: State, clock: SchedulerClock, job: Job) -> Reason:
