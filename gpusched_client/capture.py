@@ -30,6 +30,8 @@ def job_request(
     gpu_model: str | None = None,
     exclusive: bool = False,
     topology: str | None = None,
+    memory: str | int | None = None,
+    cpus: int | None = None,
     time_limit: str | int | None = None,
     name: str | None = None,
     nice: int = 0,
@@ -43,8 +45,9 @@ def job_request(
     """A job that runs as this process would: same directory, environment, umask and limits.
 
     Exactly one of `argv`, `shell` (a line for /bin/sh) and `script` (a script's content, with
-    `args`). `vram` is per GPU: bytes, or text such as "18G". `time_limit` is seconds, or text
-    such as "2h" or "unlimited"; None is the daemon's default. Raises Invalid.
+    `args`). `vram` is per GPU and `memory` of the host: bytes, or text such as "18G".
+    `time_limit` is seconds, or text such as "2h" or "unlimited"; None is the daemon's default.
+    Raises Invalid.
     """
     if isinstance(argv, (str, bytes)):
         raise Invalid(f"argv is {argv!r}; give a list of words, or use shell=", {"path": "argv"})
@@ -62,6 +65,8 @@ def job_request(
         gpu_model=gpu_model,
         exclusive=exclusive,
         topology=topology,
+        memory_bytes=parse_bytes(memory) if isinstance(memory, str) else memory,
+        cpus=cpus,
         time_limit_s=parse_duration(time_limit) if isinstance(time_limit, str) else time_limit,
         name=name or default_name(argv, shell),
         nice=nice,

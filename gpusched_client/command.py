@@ -138,14 +138,22 @@ def _time_limit(text: str) -> int:
     return seconds
 
 
-def _memory(text: str) -> int:
+def _vram(text: str) -> int:
     size = units.parse_bytes(text)
     if size == 0:
         raise Invalid(f"{text!r} is no memory at all; leave it out to take whole GPUs")
     return size
 
 
-MEMORY = _Amount("size", _memory)
+def _host_memory(text: str) -> int:
+    size = units.parse_bytes(text)
+    if size < units.MIB:
+        raise Invalid(f"{text!r} is too little to start a process; leave it out for the default")
+    return size
+
+
+MEMORY = _Amount("size", _vram)
+HOST_MEMORY = _Amount("size", _host_memory)
 TIME_LIMIT = _Amount("time", _time_limit)
 
 

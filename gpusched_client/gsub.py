@@ -10,6 +10,7 @@ import click
 from gpusched_client.command import (
     CONTEXT_SETTINGS,
     EXIT_INTERRUPTED,
+    HOST_MEMORY,
     MEMORY,
     TIME_LIMIT,
     Command,
@@ -29,6 +30,8 @@ _PASSED_ON = (
     "gpu_model",
     "exclusive",
     "topology",
+    "memory",
+    "cpus",
     "time_limit",
     "nice",
     "output",
@@ -75,6 +78,10 @@ class _Gsub(Command):
 @click.option("--gpu-model", metavar="MODEL", help="Only GPUs of this model.")
 @click.option("--exclusive", is_flag=True, help="With --vram: no other job on these GPUs.")
 @click.option("--topology", type=click.Choice(["nvlink"]), help="Only GPUs connected like this.")
+@click.option(
+    "--mem", "memory", type=HOST_MEMORY, metavar="SIZE", help="Host memory it may use, as 64G."
+)
+@click.option("--cpus", type=click.IntRange(1, 65536), metavar="N", help="CPUs it may keep busy.")
 @click.option(
     "-t",
     "--time",

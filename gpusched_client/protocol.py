@@ -59,6 +59,8 @@ PATH_BYTES_MAX = 4_096
 REASON_BYTES_MAX = 256
 GPUS_MAX = 1_024
 VRAM_BYTES_MAX = 2**50
+MEMORY_BYTES_MIN, MEMORY_BYTES_MAX = 2**20, 2**50
+CPUS_MAX = 65_536
 TIME_LIMIT_S_MAX = 10 * 366 * 86_400
 NICE_MIN, NICE_MAX = -1_000, 1_000
 RETRIES_MAX = 100
@@ -156,6 +158,7 @@ class JobRequest(Request):
     `time_limit_s` None is the daemon's default and UNLIMITED_S is unlimited. `vram_bytes` is per
     GPU; None takes each GPU whole. `rlimits` maps a name of RLIMIT_NAMES to (soft, hard), where
     RLIMIT_INFINITY is no limit. `shell` is one line for /bin/sh -c, byte for byte.
+    `memory_bytes` (of the host) and `cpus` bound the whole job; None is the daemon's default.
     `output` and `error` are paths with % patterns, relative ones below `cwd`.
     """
 
@@ -174,6 +177,8 @@ class JobRequest(Request):
     gpu_model: str | None = wire(text(256), default=None)
     exclusive: bool = wire(boolean, default=False)
     topology: str | None = wire(one_of("nvlink"), default=None)
+    memory_bytes: int | None = wire(integer(MEMORY_BYTES_MIN, MEMORY_BYTES_MAX), default=None)
+    cpus: int | None = wire(integer(1, CPUS_MAX), default=None)
     time_limit_s: int | None = wire(_time_limit, default=None)
     name: str | None = wire(_NAME, default=None)
     nice: int = wire(integer(NICE_MIN, NICE_MAX), default=0)
@@ -475,6 +480,8 @@ class JobView(Response):
     gpu_model: str | None = wire(_SHORT_TEXT, default=None)
     exclusive: bool = wire(boolean, default=False)
     topology: str | None = wire(_SHORT_TEXT, default=None)
+    memory_bytes: int | None = wire(_SIZE, default=None)
+    cpus: int | None = wire(_COUNT, default=None)
     time_limit_s: int | None = wire(_time_limit, default=None)
     nice: int | None = wire(integer(), default=None)
     hold: bool = wire(boolean, default=False)

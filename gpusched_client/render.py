@@ -160,6 +160,10 @@ def understood(request: JobRequest, time_limit_s: int | None) -> str:
         parts.append("exclusive")
     if request.topology is not None:
         parts.append(f"connected by {request.topology}")
+    if request.memory_bytes is not None:
+        parts.append(f"{bytes_text(request.memory_bytes)} of host memory")
+    if request.cpus is not None:
+        parts.append(f"{request.cpus} CPU{'' if request.cpus == 1 else 's'}")
     parts.append(_limit_words(request.time_limit_s, time_limit_s))
     if request.retries:
         parts.append(f"up to {request.retries} retries")
@@ -385,6 +389,8 @@ def _request_facts(job: JobView) -> list[tuple[str, str]]:
         ("Model", printable(job.gpu_model or "")),
         ("Exclusive", "yes" if job.exclusive else ""),
         ("Topology", printable(job.topology or "")),
+        ("Host memory", "" if job.memory_bytes is None else bytes_text(job.memory_bytes)),
+        ("CPUs", str(job.cpus or "")),
         ("Time limit", limit),
         ("Nice", str(job.nice) if job.nice else ""),
         ("Held", "yes" if job.hold else ""),

@@ -33,6 +33,9 @@ _SBATCH_VALUES = {
     "-e": "--error",
     "--chdir": "--chdir",
     "-D": "--chdir",
+    "--mem": "--mem",
+    "--cpus-per-task": "--cpus",
+    "-c": "--cpus",
 }
 _SBATCH_GPUS = ("--gpus", "-G", "--gpus-per-node", "--gres")
 # To ignore these would run something else than what was asked for.
@@ -128,6 +131,8 @@ def _sbatch_words(text: str, here: str, warnings: list[str]) -> list[str]:
         name, value = _take_option(words, here)
         if name in _SBATCH_REFUSED:
             raise Invalid(f"{here}: {name} is not supported; remove it")
+        if name == "--mem" and value == "0":
+            continue  # all of the host's memory, which is what no bound means here
         if name in _SBATCH_VALUES and value is not None:
             taken.append(f"{_SBATCH_VALUES[name]}={value}")
         elif name in _SBATCH_GPUS and value is not None:

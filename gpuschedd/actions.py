@@ -5,19 +5,20 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpusched_client.terms import GpuUuid, JobId, JobState
 from gpuschedd import jobenv
+from gpuschedd.accounts import Accounts
 from gpuschedd.controller import Change, Committed, Controller
 from gpuschedd.core.lifecycle import Job
 from gpuschedd.gpus import GpuInfo
 from gpuschedd.job_dir import Cancel, Orders, Spec
-from gpuschedd.launcher import Launcher
+from gpuschedd.launcher import AccountGone, Bounds, LaunchDeferred, Launcher
 from gpuschedd.progress import take_sighting
-from gpuschedd.runner import DISOBEDIENCE_S, Runner, Sighting
+from gpuschedd.runner import DISOBEDIENCE_S, MakePlan, Plan, Runner, Sighting
 from gpuschedd.store import Payload
 
 
@@ -58,8 +59,10 @@ class Actions:
         around: Surroundings,
         gpu_info: Callable[[], dict[GpuUuid, GpuInfo]],
         job_gone: Callable[[Job], None],
+        accounts: Accounts,
     ) -> None:
         """`gpu_info`: the last inventory; `job_gone` hears of each job whose GPUs become free."""
+        self._accounts = accounts
         self._controller = controller
         self._around = around
         self._gpu_info = gpu_info
@@ -103,7 +106,7 @@ class Actions:
             self._job_gone(before)
         elif after.state is JobState.CONFIGURING and not before.holds_gpus:
             key = (after.job_id, after.attempt)
-            self.runner.launch(key, after.uid, self._spec_maker(after))
+            self.runner.launch(key, after.uid, self._plan_maker(after))
         elif after.holds_gpus:
             self._follow_orders(before, after)
 
@@ -130,16 +133,39 @@ class Actions:
         if timer is not None:
             timer.cancel()
 
-    def _spec_maker(self, job: Job) -> Callable[[], Awaitable[Spec | None]]:
-        async def make() -> Spec | None:
+    def _plan_maker(self, job: Job) -> MakePlan:
+        async def make() -> Plan | None:
+            if self._around.is_system:
+                await self._check_account(job)
             present = self._controller.state.jobs.get(job.job_id)
             if present is None or present.attempt != job.attempt or present.cancel is not None:
                 return None  # its cancel is on the way, and fences it
             payload = await self._controller.in_database(lambda store: store.payload(job.job_id))
             assert payload is not None, "a live job has its payload"
-            return self._spec(present, payload)
+            return self._spec(present, payload), self._bounds(present)
 
         return make
+
+    async def _check_account(self, job: Job) -> None:
+        """Raises AccountGone; the supervisor looks again, this one lets the job wait instead."""
+        try:
+            problem = await self._accounts.problem_of(job.user, job.uid)
+        except TimeoutError:
+            raise LaunchDeferred("the name service does not answer") from None
+        if problem is not None:
+            raise AccountGone(problem)
+
+    def _bounds(self, job: Job) -> Bounds:
+        known = self._gpu_info()
+        return Bounds(
+            minors=tuple(
+                known[grant.uuid].minor if grant.uuid in known else None for grant in job.grants
+            ),
+            memory_bytes=job.memory_bytes,
+            cpus=job.cpus,
+            tasks_max=self._controller.state.config.jobs.max_processes,
+            grace_s=self._controller.state.policy.kill_grace_s,
+        )
 
     def _spec(self, job: Job, payload: Payload) -> Spec:
         given = self._given(job, payload)
@@ -165,6 +191,7 @@ class Actions:
             kill_grace_s=self._controller.state.policy.kill_grace_s,
             hint_socket=os.fspath(around.hint_socket),
             scripts_dir=os.fspath(around.scripts_dir),
+            allow_system_uid=self._controller.state.config.jobs.system_users,
             no_exec=not around.exec_jobs,
         )
 

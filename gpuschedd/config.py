@@ -157,14 +157,83 @@ class Sharing:
     idle_threshold_bytes: int = _key(200 * _MIB, _bytes, "foreign use that still counts as idle")
 
 
+def _maybe(parse: Parse) -> Parse:
+    """The same, or "unlimited"."""
+    return lambda value: None if value == "unlimited" else parse(value)
+
+
+NO_LIMIT = -1  # where None is taken by "as in the table around"
+
+
+def _own(parse: Parse) -> Parse:
+    """The same, or "unlimited" as NO_LIMIT."""
+    return lambda value: NO_LIMIT if value == "unlimited" else parse(value)
+
+
+@dataclass(frozen=True, slots=True)
+class UserLimits:
+    """What one user, or each member of a group, may have; None: what `[limits]` says."""
+
+    max_gpus: int | None = _key(None, _own(_integer(0, 1_000_000)), "GPUs of running jobs")
+    max_jobs: int | None = _key(None, _own(_integer(0, 1_000_000)), "jobs that run at once")
+    queued_jobs: int | None = _key(None, _integer(1, 1_000_000), "jobs that are not final")
+
+
+def _narrowed(own: int | None, general: int | None) -> int | None:
+    if own is None:
+        return general
+    return None if own == NO_LIMIT else own
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one user may have."""
+    """What one user may have. Tables in it, named as a user or @group, say otherwise for them."""
 
+    max_gpus: int | None = _key(
+        None, _maybe(_integer(0, 1_000_000)), "GPUs that one user's running jobs hold together"
+    )
+    max_jobs: int | None = _key(
+        None, _maybe(_integer(0, 1_000_000)), "jobs of one user that run at once"
+    )
     queued_jobs: int = _key(10_000, _integer(1, 1_000_000), "jobs that are not final, per user")
     queued_jobs_all: int = _key(100_000, _integer(1, 10_000_000), "the same over all users")
     connections: int = _key(256, _integer(1, 100_000), "connections per user")
     connections_all: int = _key(4_096, _integer(8, 1_000_000), "connections in all")
+    requests_per_second: float = _key(
+        500.0, _number(1, 1e6), "requests of one user that are taken, on the average"
+    )
+    users: tuple[tuple[str, UserLimits], ...] = ()
+
+    def of(self, user: str, groups: Iterable[str]) -> UserLimits:
+        """One user's limits, None now for unlimited: own name, else the first @group, else ours."""
+        found = next((own for name, own in self.users if name == user), None)
+        if found is None:
+            names = {f"@{group}" for group in groups}
+            found = next((own for name, own in self.users if name in names), UserLimits())
+        return UserLimits(
+            max_gpus=_narrowed(found.max_gpus, self.max_gpus),
+            max_jobs=_narrowed(found.max_jobs, self.max_jobs),
+            queued_jobs=found.queued_jobs or self.queued_jobs,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Jobs:
+    """What each job is held to, and whose jobs are taken."""
+
+    users: tuple[str, ...] = _key((), _texts, "only these may submit, by name or @group; [] = all")
+    system_users: bool = _key(False, _flag, "root and other accounts below UID_MIN may submit")
+    default_memory_bytes: int | None = _key(
+        None, _maybe(_bytes), "host memory of jobs without --mem"
+    )
+    max_memory_bytes: int | None = _key(None, _maybe(_bytes), "the most that --mem may ask")
+    default_cpus: int | None = _key(
+        None, _maybe(_integer(1, 65_536)), "CPUs of jobs without --cpus"
+    )
+    max_cpus: int | None = _key(None, _maybe(_integer(1, 65_536)), "the most that --cpus may ask")
+    max_processes: int | None = _key(
+        None, _maybe(_integer(16, 4_000_000)), "processes and threads of one job"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +251,17 @@ class Config:
     scheduling: Scheduling = Scheduling()
     sharing: Sharing = Sharing()
     limits: Limits = Limits()
+    jobs: Jobs = Jobs()
+
+    @property
+    def names_groups(self) -> bool:
+        """Whether any line asks which groups a user is in."""
+        names = (
+            *(name for name, _ in self.shares),
+            *(name for name, _ in self.limits.users),
+            *self.jobs.users,
+        )
+        return any(name.startswith("@") for name in names)
 
 
 _UNIT_ENDINGS = ("_per_h", "_bytes", "_s")
@@ -240,10 +320,14 @@ class _Where:
 
 def _merge(section: Any, table: Mapping[str, Any], where: _Where, prefix: str = "") -> Any:
     """section with the table's values; unknown keys and bad values raise ConfigError."""
-    known = {toml_name(item.name): item for item in fields(section)}
+    known = {toml_name(item.name): item for item in fields(section) if _is_key(item, section)}
     changes: dict[str, Any] = {}
     for key, value in table.items():
         item = known.get(key)
+        if item is None and isinstance(section, Limits) and isinstance(value, dict):
+            own = _merge(UserLimits(), value, where, f"{prefix}{key}.")
+            changes["users"] = (*changes.get("users", section.users), (str(key), own))
+            continue
         if item is None:
             names = ", ".join(sorted(known))
             raise ConfigError(
@@ -251,6 +335,10 @@ def _merge(section: Any, table: Mapping[str, Any], where: _Where, prefix: str = 
             )
         changes[item.name] = _value(getattr(section, item.name), item, key, value, where, prefix)
     return replace(section, **changes)
+
+
+def _is_key(item: Any, section: Any) -> bool:
+    return not (isinstance(section, Limits) and item.name == "users")
 
 
 def _value(current: Any, item: Any, key: str, value: Any, where: _Where, prefix: str) -> Any:

@@ -17,6 +17,7 @@ from typing import Any
 
 from gpusched_client.errors import GpuschedError, Internal, StorageError, Unavailable
 from gpusched_client.terms import GpuUuid, JobId, JobState
+from gpuschedd import holds
 from gpuschedd.clock import SchedulerClock
 from gpuschedd.config import Config
 from gpuschedd.core import fairshare
@@ -30,6 +31,7 @@ from gpuschedd.core.model import (
     Snapshot,
     Standing,
     Start,
+    UserLimit,
     UserQueue,
     Waiting,
 )
@@ -386,9 +388,10 @@ class Controller:
         """Everything one pass looks at, now."""
         state = self.state
         shares = {
-            uid: share_of(user, self._groups_of(user), state.policy)
+            uid: share_of(user, self._groups_named(user), state.policy)
             for uid, user in state.user_of.items()
         }
+        limits = {uid: self._limit_of(user) for uid, user in state.user_of.items()}
         return build_snapshot(
             now_s=self.clock.now_s(),
             gpus=state.gpus,
@@ -396,9 +399,19 @@ class Controller:
             queues=state.queues.view(),
             accounts=state.accounts,
             shares=shares,
+            limits=limits,
             promise=state.promise,
             reservation=state.reservation,
         )
+
+    def _groups_named(self, user: str) -> tuple[str, ...]:
+        """The user's groups, where the configuration names any."""
+        return self._groups_of(user) if self.state.config.names_groups else ()
+
+    def _limit_of(self, user: str) -> UserLimit:
+        """What the user's running jobs may hold together."""
+        own = self.state.config.limits.of(user, self._groups_named(user))
+        return UserLimit(max_gpus=own.max_gpus, max_jobs=own.max_jobs)
 
     async def _run_pass(self) -> None:
         loop = asyncio.get_running_loop()
@@ -427,11 +440,12 @@ class Controller:
     def _place(self, batch: Batch, start: Start) -> None:
         job = batch.job(start.job_id)
         assert job is not None
-        placed = batch.advance(job, Placed(start.grants, start.whole, batch.now_s))
         index_of = self.state.gpu_index_of()
-        batch.note(
-            "job_placed", placed, gpus=sorted(index_of.get(g.uuid, -1) for g in start.grants)
+        grants = tuple(
+            sorted(start.grants, key=lambda grant: (index_of.get(grant.uuid, -1), grant.uuid))
         )
+        placed = batch.advance(job, Placed(grants, start.whole, batch.now_s))
+        batch.note("job_placed", placed, gpus=[index_of.get(grant.uuid, -1) for grant in grants])
 
     def _mark_stuck(self, batch: Batch, snapshot: Snapshot) -> None:
         """Jobs far past their planned end leave the timeline, on record."""
@@ -528,12 +542,22 @@ class Controller:
             delay_s = max(0.01, min(times) - self.clock.now_s())
             self._timer = asyncio.get_running_loop().call_later(delay_s, self.poke)
 
+    def hold_by_config(self) -> None:
+        """Hold the jobs of users whom the configuration bars, release those it bars no more."""
+        allowed = self.state.config.jobs.users
+
+        def allows(user: str) -> bool:
+            return holds.is_allowed(user, self._groups_named(user), allowed)
+
+        self.tell(lambda batch: holds.follow_config(batch, allows))
+
     def reconfigure(self, config: Config) -> None:
-        """A new configuration: policy, queues and accounts follow."""
+        """A new configuration: policy, queues, accounts and holds follow."""
         self.state.config = config
         self.state.policy = policy_of(config)
         self.state.rebuild_queues(self.clock.now_s())
         self.restore_accounts(tuple(self._account_rows.values()))
+        self.hold_by_config()
         self.poke()
 
     # --- for readers --------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Any, Protocol, TypeVar
 
 from gpusched_client import protocol
-from gpusched_client.errors import Conflict, Denied, LimitReached, NotFound
+from gpusched_client.errors import Conflict, Denied, LimitReached, NotFound, Unavailable
 from gpusched_client.protocol import (
     PROTOCOL_VERSION,
     CancelRequest,
@@ -52,7 +52,8 @@ from gpusched_client.protocol import (
     WatchResult,
 )
 from gpusched_client.terms import GpuUuid, JobId, JobState
-from gpuschedd import __version__, orders, views
+from gpuschedd import __version__, holds, orders, views
+from gpuschedd.accounts import Accounts, is_system_account
 from gpuschedd.audience import WATCHERS_MAX, Audience, Watcher
 from gpuschedd.controller import Controller
 from gpuschedd.core import forecast
@@ -136,8 +137,14 @@ class Handlers:
     """The methods of the wire."""
 
     def __init__(
-        self, controller: Controller, history: History, audience: Audience, outlook: Outlook
+        self,
+        controller: Controller,
+        history: History,
+        audience: Audience,
+        outlook: Outlook,
+        accounts: Accounts,
     ) -> None:
+        self._accounts = accounts
         self._controller = controller
         self._history = history
         self._audience = audience
@@ -188,20 +195,47 @@ class Handlers:
         """
         known = self._callers.get(peer.uid)
         if known is None:
-            known = asyncio.ensure_future(asyncio.to_thread(self._look_up, peer))
+            known = asyncio.ensure_future(self._look_up(peer))
             self._callers[peer.uid] = known
+            known.add_done_callback(lambda done: self._forget_failure(peer.uid, done))
             asyncio.get_running_loop().call_later(60.0, self._callers.pop, peer.uid, None)
         caller = known.result() if known.done() else await asyncio.shield(known)
         return caller if caller.pid == peer.pid else replace(caller, pid=peer.pid)
 
-    def _look_up(self, peer: Peer) -> Caller:
-        group = self._controller.state.config.admin_group
-        is_admin = (
-            peer.uid == self._outlook.own_uid
-            if self._outlook.mode == "user"
-            else peer.uid == 0 or (bool(group) and in_group(peer.uid, group))
-        )
-        return Caller(peer.uid, user_name(peer.uid), peer.pid, is_admin)
+    def _forget_failure(self, uid: int, done: asyncio.Future[Caller]) -> None:
+        """A name service that did not answer is asked again by the next request."""
+        if not done.cancelled() and done.exception() is not None:
+            self._callers.pop(uid, None)
+
+    async def _look_up(self, peer: Peer) -> Caller:
+        config = self._controller.state.config
+        try:
+            caller = await self._accounts.ask(lambda: self._identify(peer, config.admin_group))
+        except TimeoutError:
+            raise Unavailable("the host's name service does not answer; try again later") from None
+        if config.names_groups:
+            await self._accounts.learn([caller.user])
+            caller = replace(caller, groups=self._accounts.groups(caller.user))
+        if not holds.is_allowed(caller.user, caller.groups, config.jobs.users):
+            text = f"{caller.user} may not submit: the configuration (jobs.users) does not name you"
+            caller = replace(caller, barred=text)
+        return caller
+
+    def _identify(self, peer: Peer, admin_group: str) -> Caller:
+        """Name and rights of a peer. Blocks."""
+        user = user_name(peer.uid)
+        if self._outlook.mode == "user":
+            return Caller(peer.uid, user, peer.pid, peer.uid == self._outlook.own_uid)
+        is_admin = peer.uid == 0 or (bool(admin_group) and in_group(peer.uid, admin_group))
+        barred = None
+        if user == str(peer.uid):
+            barred = f"uid {peer.uid} has no account on this host, so nothing can run as it"
+        elif is_system_account(peer.uid) and not self._controller.state.config.jobs.system_users:
+            barred = (
+                f"jobs of {user} (uid {peer.uid}, below UID_MIN) are not taken here; submit as a "
+                "person, for instance `runuser -u NAME -- gsub ...`, or set jobs.system_users"
+            )
+        return Caller(peer.uid, user, peer.pid, is_admin, barred=barred)
 
     def forget_callers(self) -> None:
         """The configuration changed: rights are looked up again."""

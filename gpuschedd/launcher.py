@@ -41,6 +41,10 @@ class LaunchDeferred(LaunchFailed):
     """PID 1 did not answer in time: the host's fault, so it counts for nothing against the job."""
 
 
+class AccountGone(LaunchFailed):
+    """Name and uid of the job belong together no more: it must wait for a person."""
+
+
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """What the attempt's unit is held to. Direct launch cannot, and passes it over.

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import grp
 import logging
 import os
-import pwd
 import signal
 import socket
 import sys
-from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,13 +18,14 @@ import click
 
 from gpusched_client import paths
 from gpusched_client.errors import GpuschedError
-from gpuschedd import __version__, config, install, places
+from gpuschedd import __version__, config, holds, install, places
+from gpuschedd.accounts import Accounts
 from gpuschedd.actions import Actions, Surroundings
 from gpuschedd.attribution import Attribution
 from gpuschedd.audience import Audience
 from gpuschedd.clock import Clock, SchedulerClock, SystemClock
 from gpuschedd.controller import Controller
-from gpuschedd.core.fairshare import Accounts
+from gpuschedd.core import fairshare
 from gpuschedd.gpus import GpuSource
 from gpuschedd.gpuwatch import GpuWatch
 from gpuschedd.handlers import Handlers, Outlook
@@ -45,6 +44,7 @@ EX_TEMPFAIL = 75  # another daemon runs here
 EX_CONFIG = 78  # a restart does not help: configuration, database, places
 EX_IOERR = 74
 PRUNE_EVERY_S = 6 * 3600.0
+ACCOUNTS_EVERY_S = 60.0
 FIRST_SWEEP_S = 60.0  # READY=1 does not wait longer than this for the first look at the GPUs
 SYSTEM_DEFAULT_LIMIT_S, SYSTEM_MAX_LIMIT_S = 86_400.0, 7 * 86_400.0
 
@@ -78,12 +78,21 @@ class Daemon:
         loaded = store.load()
         clock = SchedulerClock(self.clock, loaded.mark)
         store.prune(clock.now_s())
-        state = State.restore(self.settings, loaded, Accounts(policy_of(self.settings)))
+        state = State.restore(self.settings, loaded, fairshare.Accounts(policy_of(self.settings)))
+        self.accounts = Accounts(lambda: self.controller.hold_by_config())
         self.controller = Controller(
-            store, state, clock, groups_of, lambda: places.probe(state_dir), loaded.last_event_id
+            store,
+            state,
+            clock,
+            self.accounts.groups,
+            lambda: places.probe(state_dir),
+            loaded.last_event_id,
         )
+        if self.settings.names_groups:
+            await self.accounts.learn(state.user_of.values())
         self.controller.restore_accounts(loaded.accounts)
         state.rebuild_queues(clock.now_s())
+        self.controller.hold_by_config()
         self._build(store, loaded.instance)
         return await self._serve()
 
@@ -108,6 +117,7 @@ class Daemon:
             around,
             lambda: self.watch.info(),
             lambda job: self.watch.job_gone(job),
+            self.accounts,
         )
         self.watch = GpuWatch(
             self.source, self.controller, Attribution(self.actions.runner.supervisors)
@@ -116,7 +126,7 @@ class Daemon:
         self.controller.on_commit.append(self.audience.after_commit)
         self.controller.on_commit.append(log_events)
         self.handlers = Handlers(
-            self.controller, History(store.path), self.audience, self._outlook()
+            self.controller, History(store.path), self.audience, self._outlook(), self.accounts
         )
         self.server = Server(
             self.handlers,
@@ -167,6 +177,7 @@ class Daemon:
         helpers = [
             asyncio.ensure_future(self._prune_regularly()),
             asyncio.ensure_future(self._feed_watchdog()),
+            asyncio.ensure_future(self._look_for_accounts()),
         ]
         stopping = asyncio.ensure_future(self._stop.wait())
         ends: set[asyncio.Future[Any]] = {looping, watching, stopping}
@@ -258,6 +269,20 @@ class Daemon:
             except StoreFull:
                 continue
 
+    async def _look_for_accounts(self) -> None:
+        """Jobs whose account is there again go on."""
+        while True:
+            await asyncio.sleep(ACCOUNTS_EVERY_S)
+            back = []
+            for job in tuple(self.controller.state.jobs.values()):
+                if job.hold != holds.HOLD_ACCOUNT:
+                    continue
+                with suppress(TimeoutError):
+                    if await self.accounts.problem_of(job.user, job.uid) is None:
+                        back.append(job.job_id)
+            if back:
+                self.controller.tell(partial(holds.release_accounts, job_ids=back))
+
     async def _feed_watchdog(self) -> None:
         """From the loop that does the work: a stuck loop is a dead daemon."""
         if self.manager.watchdog_s is None:
@@ -275,24 +300,6 @@ def log_events(committed: object) -> None:
     for _, event in committed.events:
         words = " ".join(f"{key}={value}" for key, value in event.data.items() if value is not None)
         log.info("%s job=%s uid=%s %s", event.kind, event.job_id, event.uid, words)
-
-
-def groups_of(user: str) -> tuple[str, ...]:
-    """Names of a user's groups, for `@group` lines; none where the name service knows nothing."""
-    try:
-        account = pwd.getpwnam(user)
-        numbers = os.getgrouplist(user, account.pw_gid)
-    except (KeyError, OSError):
-        return ()
-    return tuple(_group_names(numbers))
-
-
-def _group_names(numbers: Iterable[int]) -> Iterable[str]:
-    for number in numbers:
-        try:
-            yield grp.getgrgid(number).gr_name
-        except KeyError:
-            continue
 
 
 def read_config(options: Options) -> config.Config:

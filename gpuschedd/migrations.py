@@ -38,6 +38,8 @@ _FIRST_TABLES = (
         exclusive INTEGER NOT NULL,
         topology TEXT NOT NULL,
         card_bytes INTEGER NOT NULL,
+        memory_bytes INTEGER,
+        cpus INTEGER,
         time_limit_s REAL,
         default_limit INTEGER NOT NULL,
         nice INTEGER NOT NULL,
@@ -159,7 +161,8 @@ _FIRST_TABLES = (
         detail TEXT NOT NULL)""",
     """CREATE VIEW jobs_v AS SELECT
         job_id, user, uid, name, state, attempt, gpus,
-        vram_bytes / 1048576 AS vram_mib, gpu_model, time_limit_s, nice,
+        vram_bytes / 1048576 AS vram_mib, gpu_model,
+        memory_bytes / 1048576 AS memory_mib, cpus, time_limit_s, nice,
         datetime(submitted_at_s, 'unixepoch') AS submitted_utc,
         datetime(started_at_s, 'unixepoch') AS started_utc,
         datetime(ended_at_s, 'unixepoch') AS ended_utc,

@@ -12,7 +12,15 @@ from dataclasses import dataclass, replace
 
 import msgpack
 
-from gpusched_client.errors import Conflict, Denied, GpuschedError, Invalid, LimitReached, NotFound
+from gpusched_client.errors import (
+    Conflict,
+    Denied,
+    GpuschedError,
+    Infeasible,
+    Invalid,
+    LimitReached,
+    NotFound,
+)
 from gpusched_client.protocol import (
     UNLIMITED_S,
     CancelRequest,
@@ -27,6 +35,7 @@ from gpusched_client.units import format_duration
 from gpuschedd.core import admission, forecast
 from gpuschedd.core.lifecycle import CancelOrder, Dropped, Job
 from gpuschedd.core.model import AdmittedRequest, Request, Snapshot, Topology
+from gpuschedd.holds import HOLD_CONFIG
 from gpuschedd.state import Batch
 from gpuschedd.store import Payload, Submission
 
@@ -41,10 +50,12 @@ class Caller:
     user: str
     pid: int
     is_admin: bool
+    groups: tuple[str, ...] = ()
+    barred: str | None = None  # why this caller may submit nothing
 
     def may_change(self, job: Job) -> bool:
-        """Owner or admin."""
-        return self.is_admin or self.uid == job.uid
+        """Owner or admin. A uid that was given to another name owns nothing of the first."""
+        return self.is_admin or (self.uid == job.uid and self.user == job.user)
 
 
 # --- submit ----------------------------------------------------------------------------------
@@ -66,6 +77,8 @@ def submit(
         known = batch.submission(caller.uid, request.submission_id) or earlier
         if known is not None:
             return _again(known, digest, request.submission_id)
+    if caller.barred is not None:
+        raise Denied(caller.barred)
     _check_room(batch, caller, len(request.jobs))
     admitted = [_admit(batch, caller, job, index) for index, job in enumerate(request.jobs)]
     jobs = [
@@ -94,12 +107,13 @@ def _again(known: Submission, digest: bytes, submission_id: str) -> SubmitResult
 
 def _check_room(batch: Batch, caller: Caller, count: int) -> None:
     limits = batch.state.config.limits
+    most = limits.of(caller.user, caller.groups).queued_jobs or limits.queued_jobs
     mine, total = batch.live_count(caller.uid), batch.live_total()
-    if mine + count > limits.queued_jobs and not caller.is_admin:
+    if mine + count > most and not caller.is_admin:
         raise LimitReached(
             f"{caller.user} has {mine} unfinished jobs and submits {count}; the limit is "
-            f"{limits.queued_jobs}. Wait for some to end, or cancel some.",
-            {"value": mine + count, "limit": limits.queued_jobs},
+            f"{most}. Wait for some to end, or cancel some.",
+            {"value": mine + count, "limit": most},
         )
     if total + count > limits.queued_jobs_all:
         raise LimitReached(
@@ -156,7 +170,20 @@ def _time_limit(batch: Batch, caller: Caller, wanted_s: int | None) -> float | N
     return limit_s
 
 
+def _bounded(what: str, wanted: int | None, default: int | None, most: int | None) -> int | None:
+    """An amount of host memory or CPUs by the request, the default and the maximum."""
+    amount = default if wanted is None else wanted
+    if most is None or (amount is not None and amount <= most):
+        return amount
+    if wanted is None:
+        return most
+    raise Infeasible(
+        f"{what} {wanted} is above this host's {most}; lower it", {"value": wanted, "limit": most}
+    )
+
+
 def _new_job(batch: Batch, caller: Caller, wanted: JobRequest, admitted: AdmittedRequest) -> Job:
+    host = batch.state.config.jobs
     job = Job(
         job_id=batch.take_job_id(),
         uid=caller.uid,
@@ -167,6 +194,13 @@ def _new_job(batch: Batch, caller: Caller, wanted: JobRequest, admitted: Admitte
         submitted_sched_s=batch.now_s,
         nice=wanted.nice,
         default_limit=wanted.time_limit_s is None,
+        memory_bytes=_bounded(
+            "host memory (bytes)",
+            wanted.memory_bytes,
+            host.default_memory_bytes,
+            host.max_memory_bytes,
+        ),
+        cpus=_bounded("number of CPUs", wanted.cpus, host.default_cpus, host.max_cpus),
         whole_note=admitted.note,
         hold="user" if wanted.hold else None,
         retries=wanted.retries,
@@ -372,8 +406,9 @@ def _new_hold(batch: Batch, caller: Caller, job: Job, hold: bool) -> Job:
             f"job {job.job_id} is {job.state}; only a queued job can be held or released"
         )
     if hold:
-        return job if job.hold else replace(job, hold="admin" if caller.uid != job.uid else "user")
-    if job.hold == "admin" and not caller.is_admin:
+        kind = "user" if caller.uid == job.uid else "admin"
+        return job if job.hold is not None and kind == "user" else replace(job, hold=kind)
+    if job.hold in ("admin", HOLD_CONFIG) and not caller.is_admin:
         raise Denied(f"job {job.job_id} is held by an admin; only an admin may release it")
     if job.hold is not None:
         batch.rested.add(job.job_id)

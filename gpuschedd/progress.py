@@ -11,12 +11,14 @@ from gpusched_client.terms import Cause, JobState
 from gpuschedd.clock import SchedulerClock
 from gpuschedd.core.lifecycle import Dropped, Gone, Job, MainEnded, NeverRan, Started
 from gpuschedd.core.recovery import ClaimKind, Recovery, recover
+from gpuschedd.holds import HOLD_ACCOUNT
 from gpuschedd.job_dir import Ended, Exit, Observation
 from gpuschedd.orders import cancel_text
 from gpuschedd.runner import Sighting
 from gpuschedd.state import Batch
 
 BACKOFF_S = (1.0, 5.0, 25.0)  # before the next launch; then the job is held
+DEFERRED_S = 5.0  # before the next try where the host was at fault
 
 
 def take_sighting(batch: Batch, clock: SchedulerClock, sighting: Sighting) -> None:
@@ -158,10 +160,7 @@ def requeue(batch: Batch, job: Job, sighting: Sighting) -> None:
     if job.cancel is not None:
         _drop_cancelled(batch, job)
         return
-    event = NeverRan(same_attempt=sighting.storage_error is not None)
-    if sighting.launch_error is not None:
-        event = _failed_launch(batch, job, sighting.launch_error)
-    after = batch.advance(job, event)
+    after = batch.advance(job, _never_ran(batch, job, sighting))
     if sighting.storage_error is None and sighting.launch_error is None:
         after = replace(after, launch_failures=0)
         batch.put(after)
@@ -170,6 +169,17 @@ def requeue(batch: Batch, job: Job, sighting: Sighting) -> None:
         after,
         error=sighting.launch_error or sighting.storage_error or sighting.detail,
     )
+
+
+def _never_ran(batch: Batch, job: Job, sighting: Sighting) -> NeverRan:
+    error = sighting.launch_error
+    if error is None:
+        return NeverRan(same_attempt=sighting.storage_error is not None)
+    if sighting.account_gone:
+        return NeverRan(hold=HOLD_ACCOUNT, detail=error)
+    if sighting.deferred:
+        return NeverRan(not_before_sched_s=batch.now_s + DEFERRED_S, detail=error)
+    return _failed_launch(batch, job, error)
 
 
 def _failed_launch(batch: Batch, job: Job, error: str) -> NeverRan:

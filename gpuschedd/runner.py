@@ -19,7 +19,14 @@ from typing import TypeVar
 from gpusched_client.terms import JobId
 from gpuschedd.attribution import Supervisor
 from gpuschedd.job_dir import JobDir, JobDirCorrupt, JobDirError, Observation, Orders, Spec
-from gpuschedd.launcher import Launcher, LaunchFailed, LaunchStorage
+from gpuschedd.launcher import (
+    AccountGone,
+    Bounds,
+    LaunchDeferred,
+    Launcher,
+    LaunchFailed,
+    LaunchStorage,
+)
 from gpuschedd.supervisor import STORAGE_ERRNOS
 
 log = logging.getLogger(__name__)
@@ -32,6 +39,8 @@ LAUNCH_THREADS = 8
 
 Key = tuple[JobId, int]
 T = TypeVar("T")
+Plan = tuple[Spec, Bounds]
+MakePlan = Callable[[], Awaitable[Plan | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +52,8 @@ class Sighting:
     seen: Observation | None  # None: the directory cannot be read
     processes_left: bool = False  # asked only when the supervisor is dead
     launch_error: str | None = None
+    deferred: bool = False  # launch_error is the host's fault
+    account_gone: bool = False  # launch_error is that the job is nobody's any more
     storage_error: str | None = None
     detail: str | None = None
 
@@ -68,13 +79,15 @@ class Runner:
         self._uids: dict[Key, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._threads = ThreadPoolExecutor(LAUNCH_THREADS, thread_name_prefix="attempt")
+        # Apart, so that a hung PID 1 delays starts and nothing else.
+        self._launches = ThreadPoolExecutor(LAUNCH_THREADS, thread_name_prefix="launch")
 
     # --- orders from the controller -----------------------------------------------------------
 
-    def launch(self, key: Key, uid: int, spec: Callable[[], Awaitable[Spec | None]]) -> None:
-        """Write the directory and start the supervisor; `spec` gives None when it is not wanted."""
+    def launch(self, key: Key, uid: int, make_plan: MakePlan) -> None:
+        """Write the directory and start the supervisor; the plan is None when it is not wanted."""
         self._uids[key] = uid
-        self._go(self._launch(key, spec))
+        self._go(self._launch(key, make_plan))
 
     def order(self, key: Key, orders: Orders) -> None:
         """Publish new orders and wake the supervisor."""
@@ -117,7 +130,8 @@ class Runner:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for key in tuple(self._pidfds):
             self._detach(key)
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._threads, self._launches):
+            threads.shutdown(wait=False, cancel_futures=True)
 
     # --- hints --------------------------------------------------------------------------------
 
@@ -143,14 +157,15 @@ class Runner:
 
     # --- one attempt --------------------------------------------------------------------------
 
-    async def _launch(self, key: Key, make_spec: Callable[[], Awaitable[Spec | None]]) -> None:
+    async def _launch(self, key: Key, make_plan: MakePlan) -> None:
         async with self._lock(key):
-            spec = await make_spec()
-            if spec is None:
-                return
             error: LaunchFailed | None = None
             try:
-                await self._in_thread(lambda: self._create_and_launch(spec))
+                made = await make_plan()
+                if made is None:
+                    return
+                loop = asyncio.get_running_loop()
+                await loop.run_in_executor(self._launches, self._create_and_launch, *made)
             except LaunchFailed as failure:
                 error = failure
             if error is not None:
@@ -160,14 +175,14 @@ class Runner:
         loop = asyncio.get_running_loop()
         loop.call_later(LAUNCH_TIMEOUT_S, self._check_claimed, key)
 
-    def _create_and_launch(self, spec: Spec) -> None:
+    def _create_and_launch(self, spec: Spec, bounds: Bounds) -> None:
         try:
             job_dir = JobDir.create(self._jobs_root, spec)
         except (OSError, JobDirError) as error:
             number = error.errno if isinstance(error, OSError) else None
             kind = LaunchStorage if number in STORAGE_ERRNOS else LaunchFailed
             raise kind(f"the job directory cannot be written: {error}") from error
-        self._launcher.launch(job_dir)
+        self._launcher.launch(job_dir, bounds)
 
     async def _launch_failed(self, key: Key, error: LaunchFailed) -> None:
         """Nothing of it may start later: fence it, or remove what the full disk took of it."""
@@ -177,7 +192,15 @@ class Runner:
             self._report(Sighting(*key, seen=None, storage_error=str(error)))
             return
         seen = await self._in_thread(lambda: self._fenced(key))
-        self._report(Sighting(*key, seen=seen, launch_error=str(error)))
+        self._report(
+            Sighting(
+                *key,
+                seen=seen,
+                launch_error=str(error),
+                deferred=isinstance(error, LaunchDeferred),
+                account_gone=isinstance(error, AccountGone),
+            )
+        )
 
     def _remove_unstarted(self, key: Key) -> None:
         """The launching process ended without a claim: nobody will look for the directory."""

@@ -630,7 +630,15 @@ def _read_mark(db: sqlite3.Connection) -> ClockMark | None:
 
 _SAME_NAME = (
     *("job_id", "uid", "user", "name", "attempt", "nice", "default_limit", "hold", "hold_detail"),
-    *("whole_note", "submitted_at_s", "started_at_s", "ended_at_s", "submitted_sched_s"),
+    *(
+        "memory_bytes",
+        "cpus",
+        "whole_note",
+        "submitted_at_s",
+        "started_at_s",
+        "ended_at_s",
+        "submitted_sched_s",
+    ),
     *("decided_sched_s", "decided_limit_s", "stuck", "started_sched_s", "main_ended_sched_s"),
     *("not_before_sched_s", "begin_at_sched_s", "whole", "exit_code", "exit_signal"),
     *("cause_detail", "cpu_user_s", "cpu_system_s", "max_rss_bytes", "launch_failures"),

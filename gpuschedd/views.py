@@ -14,6 +14,7 @@ from gpuschedd.clock import SchedulerClock
 from gpuschedd.core.lifecycle import Job
 from gpuschedd.core.model import ExpectedStart, Gpu, Reason
 from gpuschedd.core.plan import reason_of
+from gpuschedd.holds import HOLD_ACCOUNT, HOLD_CONFIG
 from gpuschedd.orders import limit_on_wire
 from gpuschedd.state import State
 from gpuschedd.store import Event, Payload
@@ -147,7 +148,9 @@ def reason_for(state: State, clock: SchedulerClock, job: Job) -> Reason:
         wait_s = job.not_before_sched_s - now_s
         return Reason(
             PendingReason.LAUNCH_BACKOFF,
-            f"launch failed {job.launch_failures} time(s); next try in {wait_s:.0f} s",
+            f"launch failed {job.launch_failures} time(s); next try in {wait_s:.0f} s"
+            if job.launch_failures
+            else f"the host could not start it; next try in {wait_s:.0f} s",
             {"failures": job.launch_failures, "wait_s": wait_s},
         )
     if job.begin_at_sched_s is not None and job.begin_at_sched_s > now_s:
@@ -170,7 +173,10 @@ def _hold_reason(job: Job) -> Reason:
             f"held after {job.launch_failures} failed launches: {job.hold_detail}",
             {"failures": job.launch_failures},
         )
-    return Reason(PendingReason.HELD, f"held by {'its owner' if job.hold == 'user' else job.hold}")
+    if job.hold in (HOLD_ACCOUNT, HOLD_CONFIG):
+        return Reason(PendingReason.HELD, f"held: {job.hold_detail}")
+    who = "its owner" if job.hold == "user" else "an admin"
+    return Reason(PendingReason.HELD, f"held by {who}")
 
 
 def _reason(state: State, clock: SchedulerClock, job: Job) -> protocol.Reason | None:

@@ -41,6 +41,8 @@ class Job:
     attempt: int = 1
     nice: int = 0
     default_limit: bool = False  # the limit is the host's default, not the user's word
+    memory_bytes: int | None = None  # of host memory, held by the job's unit; None: unbounded
+    cpus: int | None = None  # CPUs' worth of time, held by the job's unit; None: unbounded
     whole_note: str | None = None  # what admission changed about the request
     hold: str | None = None  # "user", "admin", "launch" (repeated failed launches), ...
     hold_detail: str | None = None

@@ -1,0 +1,111 @@
+"""Accounts of this host: groups, and whether a name and a uid still belong together.
+
+The only module beside peer and the supervisor that asks the name service. A question may hang for
+as long as a directory server does, so answers are fetched in threads and kept; the loop reads what
+is kept and never waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import grp
+import os
+import pwd
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from gpuschedd.supervisor import uid_min
+
+T = TypeVar("T")
+
+ANSWER_S = 20.0
+FRESH_S = 300.0  # a group change shows after this
+THREADS = 4
+
+
+class Accounts:
+    """What is known of users' groups. `on_news` is called where an answer changed."""
+
+    def __init__(self, on_news: Callable[[], None] = lambda: None) -> None:
+        self.on_news = on_news
+        self._groups: dict[str, tuple[str, ...]] = {}
+        self._asked_s: dict[str, float] = {}
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="accounts")
+
+    def groups(self, user: str) -> tuple[str, ...]:
+        """The groups as last known; asked again in the background when that is long ago."""
+        if time.monotonic() - self._asked_s.get(user, -FRESH_S) >= FRESH_S:
+            self._refresh_soon(user)
+        return self._groups.get(user, ())
+
+    async def learn(self, users: Iterable[str]) -> None:
+        """Ask for the groups of those that are not known yet, and wait for the answers."""
+        unknown = [user for user in users if user not in self._groups]
+        await asyncio.gather(*(self._refresh(user) for user in unknown))
+
+    def _refresh_soon(self, user: str) -> None:
+        self._asked_s[user] = time.monotonic()
+        task = asyncio.ensure_future(self._refresh(user))
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    async def _refresh(self, user: str) -> None:
+        self._asked_s[user] = time.monotonic()
+        loop = asyncio.get_running_loop()
+        found = await loop.run_in_executor(self._threads, groups_of, user)
+        before = self._groups.get(user)
+        self._groups[user] = found
+        if before is not None and before != found:
+            self.on_news()
+
+    async def ask(self, question: Callable[[], T]) -> T:
+        """Something else of the name service, in a thread. Raises TimeoutError."""
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(ANSWER_S):
+            return await loop.run_in_executor(self._threads, question)
+
+    async def problem_of(self, user: str, uid: int) -> str | None:
+        """Why a job of this name and uid is nobody's; None: it is not. Raises TimeoutError."""
+        return await self.ask(lambda: problem_of(user, uid))
+
+    def close(self) -> None:
+        """Leave questions that hang behind."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def groups_of(user: str) -> tuple[str, ...]:
+    """Names of a user's groups; none where the name service knows nothing. Blocks."""
+    try:
+        account = pwd.getpwnam(user)
+        numbers = os.getgrouplist(user, account.pw_gid)
+    except (KeyError, OSError):
+        return ()
+    return tuple(_group_names(numbers))
+
+
+def _group_names(numbers: Iterable[int]) -> Iterator[str]:
+    for number in numbers:
+        try:
+            yield grp.getgrgid(number).gr_name
+        except KeyError:
+            continue
+
+
+def problem_of(user: str, uid: int) -> str | None:
+    """Why a job of this name and uid can be nobody's; None where both still belong together.
+
+    Blocks. The supervisor looks again by itself.
+    """
+    try:
+        by_uid = pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"there is no account with uid {uid} any more; it was {user}'s"
+    if by_uid != user:
+        return f"uid {uid} belongs to {by_uid} now; the job is {user}'s"
+    return None
+
+
+def is_system_account(uid: int) -> bool:
+    """root and accounts below UID_MIN, which run jobs only where the configuration says so."""
+    return uid < uid_min()
