@@ -1,0 +1,294 @@
+"""The real controller and the real books under a virtual clock, with attempts that are played.
+
+One seed decides everything: what users ask, when jobs end, when the disk is full, when the daemon
+dies. Nothing here waits for real time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from gpuschedd import config
+from gpuschedd.actions import Actions, Surroundings
+from gpuschedd.clock import SchedulerClock
+from gpuschedd.controller import Controller
+from gpuschedd.core import admission
+from gpuschedd.core.fairshare import Accounts
+from gpuschedd.core.model import Gpu
+from gpuschedd.job_dir import Claim, Ended, Exit, Observation, Orders, Started
+from gpuschedd.orders import Caller
+from gpuschedd.runner import Key, Sighting
+from gpuschedd.state import State, policy_of
+from gpuschedd.store import Changes, GpuRow, Store, StoreFull
+from gpusched_client.errors import GpuschedError
+from gpusched_client.terms import GpuUuid, JobId
+
+GIB = 2**30
+CARD = 24 * GIB
+
+
+class VirtualClock:
+    """Boot time and wall time that pass only when told to."""
+
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def boottime_s(self) -> float:
+        return self.now
+
+    def wall_s(self) -> float:
+        return 1_767_225_600.0 + self.now
+
+    def boot_id(self) -> str:
+        return "boot"
+
+
+@dataclass
+class Attempt:
+    """A played attempt: what its directory would show."""
+
+    claim: Claim | None = None
+    started: Started | None = None
+    ended: Ended | None = None
+    exit: Exit | None = None
+    cancel_ordered: bool = False
+
+    def seen(self) -> Observation:
+        alive = self.claim is not None and self.claim.by == "supervisor" and self.exit is None
+        return Observation(self.claim, alive, self.started, self.ended, self.exit)
+
+
+@dataclass
+class World:
+    """What outlives the daemon: time, attempts, and what will happen."""
+
+    random: random.Random
+    clock: VirtualClock = field(default_factory=VirtualClock)
+    attempts: dict[Key, Attempt] = field(default_factory=dict)
+    ran: dict[int, int] = field(default_factory=dict)  # job -> how often its main process started
+    agenda: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
+    disk_full: bool = False
+    _count: int = 0
+
+    def later(self, delay_s: float, act: Callable[[], None]) -> None:
+        self._count += 1
+        heapq.heappush(self.agenda, (self.clock.now + delay_s, self._count, act))
+
+
+class PlayedRunner:
+    """Stands in for Runner: the same calls, attempts in the World."""
+
+    def __init__(self, host: Host) -> None:
+        self.host, self.world = host, host.world
+
+    def report(self, sighting: Sighting) -> None:
+        """To the daemon that lives now."""
+        self.host.actions._report(sighting)
+
+    def _claim(self, by: Any) -> Claim:
+        return Claim(by, "boot", 1, 1)
+
+    def launch(self, key: Key, uid: int, spec: object) -> None:
+        del uid, spec
+        attempt = self.world.attempts.setdefault(key, Attempt())
+        if self.world.random.random() < 0.1:
+            attempt.claim = self._claim("daemon")
+            self.report(Sighting(*key, seen=attempt.seen(), launch_error="no such luck"))
+            return
+        self.world.later(self.world.random.uniform(0.1, 3.0), lambda: self._start(key))
+
+    def _start(self, key: Key) -> None:
+        attempt = self.world.attempts.get(key)
+        if attempt is None or attempt.claim is not None:
+            return
+        now = self.world.clock.now
+        attempt.claim = self._claim("supervisor")
+        attempt.started = Started(2, 2, 2, self.world.clock.wall_s(), now, "boot")
+        self.world.ran[key[0]] = self.world.ran.get(key[0], 0) + 1
+        self.look(key)
+        job = self.host.controller.state.jobs.get(JobId(key[0]))
+        limit_s = job.request.time_limit_s if job is not None else None
+        longest_s = min(400.0, limit_s or 400.0)
+        self.world.later(self.world.random.uniform(1.0, longest_s), lambda: self._end(key, "exit"))
+
+    def _end(self, key: Key, cause: str) -> None:
+        attempt = self.world.attempts.get(key)
+        if attempt is None or attempt.ended is not None:
+            return
+        code = self.world.random.choice([0, 0, 3]) if cause == "exit" else None
+        wall_s, now = self.world.clock.wall_s(), self.world.clock.now
+        common: dict[str, Any] = {
+            "code": code,
+            "signal": None if code is not None else 15,
+            "cause": cause,
+            "reason": None,
+            "cancel_by": None,
+            "cancel_at_s": None,
+            "cancel_reason": None,
+            "at_s": wall_s,
+            "boottime_s": now,
+            "boot_id": "boot",
+        }
+        attempt.ended = Ended(**common)
+        self.look(key)
+
+        def gone() -> None:
+            attempt.exit = Exit(
+                **common,
+                finished_at_s=self.world.clock.wall_s(),
+                cpu_user_s=1.0,
+                cpu_system_s=0.5,
+                max_rss_bytes=GIB,
+                oom=None,
+            )
+            self.look(key)
+
+        self.world.later(self.world.random.uniform(0.0, 9.0), gone)
+
+    def look(self, key: Key) -> None:
+        attempt = self.world.attempts.get(key)
+        if attempt is not None:
+            self.report(Sighting(*key, seen=attempt.seen()))
+
+    def order(self, key: Key, orders: Orders) -> None:
+        if orders.cancel is not None:
+            self.world.later(0.2, lambda: self._end(key, "cancelled"))
+
+    def fence(self, key: Key, orders: Orders) -> None:
+        attempt = self.world.attempts.setdefault(key, Attempt())
+        if attempt.claim is None:
+            attempt.claim = self._claim("daemon")
+            self.look(key)
+        else:
+            self.order(key, orders)
+
+    def forget(self, key: Key) -> None:
+        self.world.attempts.pop(key, None)
+
+    def stop_disobedient(self, key: Key) -> None:
+        del key
+
+    def recover(self, key: Key, orders: Orders) -> None:
+        """As at start-up: fence what nobody claimed, order again, look."""
+        attempt = self.world.attempts.setdefault(key, Attempt())
+        if attempt.claim is None:
+            attempt.claim = self._claim("daemon")
+        elif orders.cancel is not None and attempt.ended is None:
+            self.order(key, orders)
+        self.look(key)
+
+
+class FickleStore:
+    """The real store, on a disk that is full now and then."""
+
+    def __init__(self, store: Store, world: World) -> None:
+        self._store, self._world = store, world
+
+    def commit(self, changes: Changes) -> None:
+        if self._world.disk_full:
+            raise StoreFull("database or disk is full")
+        self._store.commit(changes)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+class Host:
+    """One daemon on the world; `restart` is what kill -9 and a new start are."""
+
+    def __init__(self, place: Path, seed: int, gpus: int = 4) -> None:
+        self.place = place
+        self.world = World(random.Random(seed))
+        self.gpus = tuple(
+            Gpu(uuid=GpuUuid(f"GPU-{index}"), index=index, model="Card", total_bytes=CARD)
+            for index in range(gpus)
+        )
+        self.settings = config.load(
+            Path("none"), ["scheduling.default_time_limit=600", "scheduling.max_cpu_jobs=2"]
+        )
+        self.runner = PlayedRunner(self)
+        self.start()
+
+    def start(self) -> None:
+        self.store = Store.open(self.place)
+        loaded = self.store.load()
+        clock = SchedulerClock(self.world.clock, loaded.mark)
+        state = State.restore(self.settings, loaded, Accounts(policy_of(self.settings)))
+        for gpu in self.gpus:
+            row = GpuRow(gpu.uuid, gpu.index, None, gpu.model, gpu.total_bytes, 0, 0.0)
+            state.gpu_rows[gpu.uuid] = row
+        state.gpus = self.gpus
+        state.inventory = admission.seen(state.inventory, self.gpus)
+        fickle: Any = FickleStore(self.store, self.world)
+        self.controller = Controller(
+            fickle, state, clock, lambda _: (), self._probe, loaded.last_event_id
+        )
+        self.controller.restore_accounts(loaded.accounts)
+        state.rebuild_queues(clock.now_s())
+        around = Surroundings(self.place, loaded.instance, False, "direct", True, None)
+        launcher: Any = SimpleNamespace()
+        unasked: Any = SimpleNamespace()  # account look-ups belong to launches, which are played
+        self.actions = Actions(self.controller, launcher, around, dict, lambda _: None, unasked)
+        self.actions.runner = self.runner  # type: ignore[assignment]
+
+    def _probe(self) -> None:
+        if self.world.disk_full:
+            raise OSError(28, "No space left on device")
+
+    async def restart(self) -> None:
+        """The daemon dies between two batches and comes back."""
+        await self.controller.stop()
+        self.controller.close()
+        self.start()
+        for job in list(self.controller.state.jobs.values()):
+            if job.holds_gpus:
+                from gpuschedd.actions import orders_of
+
+                self.runner.recover((job.job_id, job.attempt), orders_of(job))
+        await self.settle()
+
+    async def settle(self) -> None:
+        """Work off all commands and passes that are due now."""
+        for _ in range(1_000):
+            if self.controller._commands:
+                if not await self.controller._run_batch():
+                    return
+            elif self.controller._dirty:
+                self.controller._dirty = False
+                await self.controller._run_pass()
+            else:
+                return
+        raise AssertionError("the controller never comes to rest")
+
+    async def ask(self, evaluate: Callable[[Any], Any]) -> Any:
+        """A client's command, carried to its end; refusals come back as values."""
+        asking = asyncio.ensure_future(self.controller.ask(evaluate))
+        await asyncio.sleep(0)
+        await self.settle()
+        try:
+            return await asking
+        except GpuschedError as error:
+            return error
+
+    async def pass_time(self, seconds: float) -> None:
+        """Let seconds pass; what is due happens at its own time, and passes with it."""
+        end = self.world.clock.now + seconds
+        while self.world.agenda and self.world.agenda[0][0] <= end:
+            at, _, act = heapq.heappop(self.world.agenda)
+            self.world.clock.now = max(at, self.world.clock.now)
+            act()
+            self.controller.poke()
+            await self.settle()
+        self.world.clock.now = end
+        self.controller.poke()
+        await self.settle()
+
+    def caller(self, uid: int) -> Caller:
+        return Caller(uid, f"user{uid}", 1, is_admin=False)

@@ -1,0 +1,163 @@
+"""The controller under random users, ends, full disks and deaths: its promises hold at every step."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuschedd import orders
+from gpuschedd.core.lifecycle import Job
+from gpusched_client.errors import GpuschedError, StorageError
+from gpusched_client.protocol import CancelRequest, JobRequest, SubmitRequest, UpdateRequest
+from gpusched_client.terms import JobState
+from tests.sim.harness import CARD, GIB, Host
+
+STEPS = 120
+SEEDS, SOAK_SEEDS = range(12), range(300)
+
+
+def a_request(random: Any) -> JobRequest:
+    gpus = random.choice([0, 1, 1, 1, 2, 4])
+    shares = gpus > 0 and random.random() < 0.5
+    return JobRequest(
+        argv=(b"true",),
+        cwd=b"/",
+        environment={b"A": b"b"},
+        gpus=gpus,
+        vram_bytes=random.choice([2, 6, 12, 20]) * GIB if shares else None,
+        exclusive=shares and random.random() < 0.1,
+        time_limit_s=random.choice([None, 30, 300, 3600]),
+        nice=random.choice([0, 0, 0, 100]),
+        hold=random.random() < 0.1,
+    )
+
+
+def check_gpus(host: Host) -> None:
+    """No GPU beyond its memory, nor twice; whole-GPU jobs alone."""
+    holders: dict[str, list[tuple[Job, int]]] = {}
+    for job in host.controller.state.jobs.values():
+        if job.holds_gpus:
+            for grant in job.grants:
+                holders.setdefault(grant.uuid, []).append((job, grant.held_bytes))
+    for uuid, jobs in holders.items():
+        assert sum(held for _, held in jobs) <= CARD, uuid
+        if any(job.whole or job.request.exclusive for job, _ in jobs):
+            assert len(jobs) == 1, uuid
+        assert len(jobs) <= host.settings.sharing.max_jobs_per_gpu
+
+
+def check_books(host: Host) -> None:
+    """Memory is what the books say: a daemon that died now would know the same."""
+    state, loaded = host.controller.state, host.store.load()
+    assert {job.job_id: job for job in loaded.jobs} == state.jobs
+    ages = {
+        job_id: (row.eligible_since_s, row.age_gained_s, row.window_since_s)
+        for job_id, row in state.ages.items()
+    }
+    assert ages == {
+        job_id: (age.eligible_since_s, age.age_gained_s, age.window_since_s)
+        for job_id, age in loaded.ages.items()
+    }
+    assert loaded.next_job_id == state.next_job_id
+    assert loaded.last_event_id == host.controller.last_event_id
+    assert {job.job_id for job in loaded.jobs if job.holds_gpus} == state.holding
+    open_promises = [row.job_id for row in loaded.promises]
+    assert open_promises == ([state.promise.job_id] if state.promise else [])
+
+
+def check_queue(host: Host) -> None:
+    """Exactly the eligible jobs are queued, with the ages that are committed."""
+    state = host.controller.state
+    for job in state.jobs.values():
+        waits = job.state is JobState.PENDING and job.hold is None
+        if job.not_before_sched_s is None:
+            assert (job.job_id in state.queues) == waits, job
+        queued = state.queues.get(job.job_id)
+        if queued is not None:
+            assert queued == state.ages[job.job_id]
+
+
+async def one_step(host: Host, known: list[int]) -> None:
+    """Something a user, the host or fate may do."""
+    random = host.world.random
+    caller = host.caller(random.choice([1001, 1002, 1003]))
+    choice = random.random()
+    if choice < 0.35:
+        wanted = SubmitRequest(jobs=tuple(a_request(random) for _ in range(random.randint(1, 3))))
+        result = await host.ask(lambda batch: orders.submit(batch, caller, wanted, None))
+        if host.world.disk_full:
+            assert isinstance(result, StorageError | GpuschedError)
+        if not isinstance(result, GpuschedError):
+            known += result.job_ids
+    elif choice < 0.45 and known:
+        cancel = CancelRequest(job_ids=(random.choice(known),))
+        await host.ask(lambda batch: orders.cancel(batch, caller, cancel))
+    elif choice < 0.55 and known:
+        update = UpdateRequest(
+            job_ids=(random.choice(known),), hold=random.random() < 0.4, nice=random.randint(0, 200)
+        )
+        await host.ask(lambda batch: orders.update(batch, caller, update, None))
+    elif choice < 0.60:
+        host.world.disk_full = True
+    elif choice < 0.70 and host.world.disk_full:
+        host.world.disk_full = False
+        host.controller.state.storage_blocked = None
+        host.controller.poke()
+        await host.settle()
+    elif choice < 0.75 and not host.world.disk_full:
+        await host.restart()
+    else:
+        await host.pass_time(random.uniform(0.1, 60.0))
+
+
+async def live(host: Host) -> None:
+    """Many steps, each checked; then everything comes to its end."""
+    known: list[int] = []
+    for _ in range(STEPS):
+        await one_step(host, known)
+        check_gpus(host)
+        check_books(host)
+        check_queue(host)
+    host.world.disk_full = False
+    host.controller.state.storage_blocked = None
+    for job_id in list(host.controller.state.jobs):
+        job = host.controller.state.jobs.get(job_id)
+        if job is not None and job.hold is not None:
+            release = UpdateRequest(job_ids=(job_id,), hold=False)
+            admin = replace(host.caller(job.uid), is_admin=True)
+            await host.ask(lambda batch, a=admin, r=release: orders.update(batch, a, r, None))
+    for _ in range(400):
+        await host.pass_time(600.0)
+        if not host.controller.state.jobs:
+            break
+        for job in list(host.controller.state.jobs.values()):
+            if job.hold == "launch":
+                release = UpdateRequest(job_ids=(job.job_id,), hold=False)
+                owner = host.caller(job.uid)
+                await host.ask(lambda batch, o=owner, r=release: orders.update(batch, o, r, None))
+    assert host.controller.state.jobs == {}
+    assert all(count == 1 for count in host.world.ran.values())
+    check_books(host)
+    await host.controller.stop()
+    host.controller.close()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_promise_holds_at_every_step(tmp_path: Path, seed: int) -> None:
+    """GPUs, books and queue agree; every job comes to an end; no main process starts twice."""
+    asyncio.run(_live(tmp_path, seed))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", SOAK_SEEDS)
+def test_every_promise_holds_at_every_step_over_many_seeds(tmp_path: Path, seed: int) -> None:
+    """The same with 300 seeds."""
+    asyncio.run(_live(tmp_path, seed + 1_000))
+
+
+async def _live(place: Path, seed: int) -> None:
+    await live(Host(place, seed))
