@@ -59,13 +59,13 @@ class Arrival:
 
 def arrivals(most: int = 24, *, unlimited: bool = False) -> st.SearchStrategy[list[Arrival]]:
     """Histories; `lasts` above 1: the job ends late, within the grace."""
-    limits = st.integers(1, 400)
+    limits = st.sampled_from([5, 50, 100, 400]) | st.integers(1, 400)
     one = st.builds(
         Arrival,
-        gap_s=st.integers(0, 120),
+        gap_s=st.sampled_from([0, 0, 0, 1, 30, 120]),
         uid=st.integers(1, USERS),
-        gpus=st.integers(1, 8),
-        vram_gib=st.one_of(st.none(), st.integers(1, 39)),
+        gpus=st.sampled_from([1, 1, 1, 2, 2, 3, 4, 6]),
+        vram_gib=st.one_of(st.none(), st.none(), st.integers(1, 39)),
         limit_s=st.one_of(st.none(), limits) if unlimited else limits,
         lasts=st.floats(0.05, 1.0) | st.just(1.0),
         nice=st.sampled_from([0, 0, 0, 100, 1000]),
@@ -77,7 +77,8 @@ def arrivals(most: int = 24, *, unlimited: bool = False) -> st.SearchStrategy[li
 def hosts() -> st.SearchStrategy[tuple[Gpu, ...]]:
     """4 to 8 GPUs, some with old foreign use."""
     card = st.tuples(st.sampled_from(SIZES), st.sampled_from([0, 0, 0, 10 * GIB]))
-    return st.lists(card, min_size=4, max_size=8).map(
+    alike = st.integers(4, 8).map(lambda count: [(80 * GIB, 0)] * count)
+    return (alike | st.lists(card, min_size=4, max_size=8)).map(
         lambda cards: tuple(
             gpu(n, total_bytes=size, foreign_bytes=held, whole_idle=held == 0)
             for n, (size, held) in enumerate(cards)
@@ -100,8 +101,8 @@ def policies() -> st.SearchStrategy[Policy]:
 
 
 def asked(number: int, one: Arrival, cards: tuple[Gpu, ...]) -> Waiting:
-    """The arrival as a job that the host could meet."""
-    vram = None if one.vram_gib is None else min(one.vram_gib, 22) * GIB
+    """The arrival as a job; one that asks more memory than enough cards have waits for ever."""
+    vram = None if one.vram_gib is None else one.vram_gib * GIB
     return waiting(
         number,
         min(one.gpus, len(cards)),
