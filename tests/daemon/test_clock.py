@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuschedd.clock import BOOT_GAP_MAX_S, ClockMark, SchedulerClock
 from gpusched_client.terms import JobState
+from gpuschedd.clock import BOOT_GAP_MAX_S, ClockMark, SchedulerClock
 from tests.support.daemon import DaemonProcess, clean_up, until
 
 YEAR_S = 365 * 86_400
@@ -77,7 +77,9 @@ def test_a_stepped_wall_clock_times_nothing_out(tmp_path: Path, step: str) -> No
     try:
         with daemon.client() as client:
             job = client.submit(
-                shell=f"until [ -e {go} ]; do sleep 0.05; done", time_limit=600, cwd="/tmp",
+                shell=f"until [ -e {go} ]; do sleep 0.05; done",
+                time_limit=600,
+                cwd="/tmp",
                 output="/dev/null",
             )
             queued = client.submit(["true"], time_limit=600, output="/dev/null")
@@ -104,7 +106,10 @@ def test_a_stepped_wall_clock_times_nothing_out(tmp_path: Path, step: str) -> No
 def _faketime(step: str) -> dict[str, str]:
     """Only the wall clock is faked: boot time is the kernel's own, as on a host that steps."""
     found = subprocess.run(
-        ["faketime", "-f", "+0", "printenv", "LD_PRELOAD"], capture_output=True, text=True, check=True
+        ["faketime", "-f", "+0", "printenv", "LD_PRELOAD"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return {
         "LD_PRELOAD": found.stdout.strip(),
@@ -112,3 +117,39 @@ def _faketime(step: str) -> dict[str, str]:
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
         "DONT_FAKE_MONOTONIC": "1",
     }
+
+
+@pytest.mark.root
+def test_after_a_reboot_ends_are_true_and_the_unknown_is_node_fail(tmp_path: Path) -> None:
+    """Another boot id: a job with an exit record has its code, one without is NODE_FAIL."""
+    daemon = DaemonProcess(tmp_path, "3x24G", "--set", "scheduling.kill_grace=1.0").start()
+    go = tmp_path / "go"
+    try:
+        with daemon.client() as client:
+            ended = client.submit(
+                shell=f"until [ -e {go} ]; do sleep 0.05; done; exit 6",
+                time_limit=600,
+                output="/dev/null",
+            )
+            lost = client.submit(["sleep", "600"], time_limit=900, output="/dev/null")
+            queued = client.submit(["true"], gpus=3, time_limit=600, output="/dev/null")
+            for job in (ended, lost):
+                until(lambda j=job: client.job(j.id).state is JobState.RUNNING, "both run")
+        daemon.stop()
+        go.touch()
+        until(lambda: list((daemon.state_dir / "jobs").glob("*/exit")), "one ends meanwhile")
+        fake = tmp_path / "boot_id"
+        fake.write_text("11111111-2222-3333-4444-555555555555\n")
+        mount = f'mount --bind {fake} /proc/sys/kernel/random/boot_id && exec "$@"'
+        daemon.wrapper = ["unshare", "--mount", "sh", "-c", mount, "sh"]
+        daemon.start()
+        with daemon.client() as client:
+            first, second = client.wait([ended.id, lost.id], timeout_s=30)
+            assert (first.state, first.exit_code) == (JobState.FAILED, 6)
+            assert (second.state, second.exit_code) == (JobState.NODE_FAIL, None)
+            assert client.wait(queued.id, timeout_s=30).state is JobState.COMPLETED
+            (account,) = client.usage()
+            assert 0 <= account.usage_gpu_s < 3_000
+    finally:
+        daemon.wrapper = []
+        clean_up(daemon)

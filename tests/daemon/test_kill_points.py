@@ -81,15 +81,19 @@ class Story:
     def _tell(self) -> tuple[int, int]:
         line = f"echo $GPUSCHED_JOB_ID.$GPUSCHED_ATTEMPT >> {self.record}"
         finished = self._retry(
-            lambda client: client.submit(
-                shell=f"{line}; exit 3", cwd="/tmp", output="/dev/null", submission_id="one"
-            ).id
+            lambda client: (
+                client.submit(
+                    shell=f"{line}; exit 3", cwd="/tmp", output="/dev/null", submission_id="one"
+                ).id
+            )
         )
         self._retry(lambda client: client.wait(finished, timeout_s=30))
         cancelled = self._retry(
-            lambda client: client.submit(
-                shell=f"{line}; sleep 60", cwd="/tmp", output="/dev/null", submission_id="two"
-            ).id
+            lambda client: (
+                client.submit(
+                    shell=f"{line}; sleep 60", cwd="/tmp", output="/dev/null", submission_id="two"
+                ).id
+            )
         )
         self._retry(lambda client: client.cancel([cancelled]))
         self._retry(lambda client: client.wait(cancelled, timeout_s=30))
@@ -148,9 +152,7 @@ def _points(is_soak: bool) -> Iterator[list[tuple[str, int]]]:
 
 @pytest.mark.tool("strace")
 @pytest.mark.timeout(3600)
-def test_killed_at_every_point_of_the_story_the_truth_stands(
-    tmp_path: Path, is_soak: bool
-) -> None:
+def test_killed_at_every_point_of_the_story_the_truth_stands(tmp_path: Path, is_soak: bool) -> None:
     """40 points here, all in soak: nothing acknowledged lost, nothing twice, codes right."""
 
     def tell(point: tuple[str, int]) -> bool:
@@ -182,5 +184,9 @@ def _batched(groups: Iterator[list[tuple[str, int]]]) -> Iterator[list[tuple[str
 
 def _misses(reached: dict[tuple[str, int], bool], call: str) -> int:
     """How many of a call's last points in a row nobody reached."""
-    hits = [hit for (name, _), hit in sorted(reached.items(), key=lambda item: item[0][1]) if name == call]
+    hits = [
+        hit
+        for (name, _), hit in sorted(reached.items(), key=lambda item: item[0][1])
+        if name == call
+    ]
     return next((count for count, hit in enumerate(reversed(hits)) if hit), len(hits))

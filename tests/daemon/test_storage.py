@@ -1,4 +1,4 @@
-"""A full disk: typed refusals, running jobs go on, ends appear later, nothing acknowledged is lost."""
+"""A full disk: typed refusals, running jobs go on, ends appear later, nothing is lost."""
 
 from __future__ import annotations
 
@@ -104,9 +104,10 @@ def _is_gone(daemon: DaemonProcess, job_id: int) -> bool:
         if not entry.name.isdecimal() or int(entry.name) == os.getpid():
             continue
         try:
-            if mark in (entry / "environ").read_bytes() and str(daemon.place).encode() in (
-                entry / "environ"
-            ).read_bytes():
+            if (
+                mark in (entry / "environ").read_bytes()
+                and str(daemon.place).encode() in (entry / "environ").read_bytes()
+            ):
                 return False
         except OSError:
             continue

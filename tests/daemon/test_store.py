@@ -210,7 +210,7 @@ def test_a_flipped_byte_of_a_job_is_found_at_the_start(tmp_path: Path, place: in
     mark = marks[place % len(marks)]
     content[content.rindex(mark) + place // len(marks)] ^= 0x01
     path.write_bytes(bytes(content))
-    with pytest.raises(StoreUnusable, match="damaged|not a valid"):
+    with pytest.raises(StoreUnusable, match=r"damaged|not a valid"):
         Store.open(tmp_path).load()
 
 

@@ -284,3 +284,21 @@ def test_a_watcher_hears_of_events_in_order(daemon: DaemonProcess) -> None:
         assert kinds[:3] == ["job_submitted", "job_placed", "job_started"]
         ids = [event["event_id"] for event in events]
         assert ids == sorted(set(ids))
+
+
+def test_submissions_that_arrive_together_share_a_commit(daemon: DaemonProcess) -> None:
+    """300 pipelined requests take far fewer batches, hence far fewer syncs."""
+    held = {**JOB, "hold": True}
+    with raw(daemon) as connected:
+        before = call(connected, 0, 1, "stats", [])[3]["counters"]["batches"]
+        connected.sendall(
+            b"".join(msgpack.packb([0, n, "submit", [{"jobs": [held]}]]) for n in range(2, 302))
+        )
+        unpacker = msgpack.Unpacker()
+        replies: list[Any] = []
+        while len(replies) < 300:
+            unpacker.feed(connected.recv(65536))
+            replies += list(unpacker)
+        assert all(reply[2] is None for reply in replies)
+        after = call(connected, 0, 999, "stats", [])[3]["counters"]["batches"]
+    assert after - before < 100

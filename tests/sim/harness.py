@@ -15,6 +15,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from gpusched_client.errors import GpuschedError
+from gpusched_client.terms import GpuUuid, JobId
 from gpuschedd import config
 from gpuschedd.actions import Actions, Surroundings
 from gpuschedd.clock import SchedulerClock
@@ -27,8 +29,6 @@ from gpuschedd.orders import Caller
 from gpuschedd.runner import Key, Sighting
 from gpuschedd.state import State, policy_of
 from gpuschedd.store import Changes, GpuRow, Store, StoreFull
-from gpusched_client.errors import GpuschedError
-from gpusched_client.terms import GpuUuid, JobId
 
 GIB = 2**30
 CARD = 24 * GIB

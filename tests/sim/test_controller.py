@@ -1,4 +1,4 @@
-"""The controller under random users, ends, full disks and deaths: its promises hold at every step."""
+"""The controller under random users, ends, full disks and deaths keeps its promises."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from gpuschedd import orders
-from gpuschedd.core.lifecycle import Job
 from gpusched_client.errors import GpuschedError, StorageError
 from gpusched_client.protocol import CancelRequest, JobRequest, SubmitRequest, UpdateRequest
 from gpusched_client.terms import JobState
+from gpuschedd import orders
+from gpuschedd.core.lifecycle import Job
 from tests.sim.harness import CARD, GIB, Host
 
 STEPS = 120
