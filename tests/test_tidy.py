@@ -1,4 +1,4 @@
-"""Style as an ordinary test: import arrows, purity of the core, one owner for each edge, the docs."""
+"""Style as a test: import arrows, purity of the core, one owner for each edge, the docs."""
 
 from __future__ import annotations
 
@@ -17,8 +17,31 @@ CORE = DAEMON / "core"
 
 CORE_MAY_IMPORT = ("gpusched_client.terms", "gpusched_client.errors", "gpusched_client.units")
 IMPURE = frozenset(
-    "asyncio datetime io logging multiprocessing os pathlib random secrets select shutil signal "
-    "socket sqlite3 subprocess sys tempfile threading time uuid pynvml msgpack click".split()
+    [
+        "asyncio",
+        "datetime",
+        "io",
+        "logging",
+        "multiprocessing",
+        "os",
+        "pathlib",
+        "random",
+        "secrets",
+        "select",
+        "shutil",
+        "signal",
+        "socket",
+        "sqlite3",
+        "subprocess",
+        "sys",
+        "tempfile",
+        "threading",
+        "time",
+        "uuid",
+        "pynvml",
+        "msgpack",
+        "click",
+    ]
 )
 #: module -> the only files that may import it.
 OWNERS = {
@@ -95,11 +118,11 @@ def test_a_module_opens_with_what_it_owns(path: Path) -> None:
 
 
 def _commands() -> dict[str, click.Command]:
-    from gpuschedd.main import cli as daemon
-    from gpuschedd.simjob import cli as simjob
     from gpusched_client.gcancel import cli as gcancel
     from gpusched_client.gq import cli as gq
     from gpusched_client.gsub import cli as gsub
+    from gpuschedd.main import cli as daemon
+    from gpuschedd.simjob import cli as simjob
 
     return {
         "gsub": gsub,
