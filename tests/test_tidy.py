@@ -17,31 +17,11 @@ CORE = DAEMON / "core"
 
 CORE_MAY_IMPORT = ("gpusched_client.terms", "gpusched_client.errors", "gpusched_client.units")
 IMPURE = frozenset(
-    [
-        "asyncio",
-        "datetime",
-        "io",
-        "logging",
-        "multiprocessing",
-        "os",
-        "pathlib",
-        "random",
-        "secrets",
-        "select",
-        "shutil",
-        "signal",
-        "socket",
-        "sqlite3",
-        "subprocess",
-        "sys",
-        "tempfile",
-        "threading",
-        "time",
-        "uuid",
-        "pynvml",
-        "msgpack",
-        "click",
-    ]
+    {
+        *("asyncio", "datetime", "io", "logging", "multiprocessing", "os", "pathlib", "random"),
+        *("secrets", "select", "shutil", "signal", "socket", "sqlite3", "subprocess", "sys"),
+        *("tempfile", "threading", "time", "uuid", "pynvml", "msgpack", "click"),
+    }
 )
 #: module -> the only files that may import it.
 OWNERS = {
