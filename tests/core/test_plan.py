@@ -129,20 +129,16 @@ def test_planned_ends_count_the_allowance_and_the_grace() -> None:
 
 
 def test_candidate_takes_gpus_that_are_not_useful_to_the_head_first() -> None:
-    """The head wants 24 GiB cards' larger sister; a long job goes where the head cannot."""
-    cards = (gpu(0), gpu(1), gpu(2, total_bytes=24 * GIB, model="small"))
+    """Best-fit alone would take the smaller card, which the head needs."""
+    cards = (gpu(0), gpu(1), gpu(2, total_bytes=160 * GIB, model="large"))
     made = plan(
         snapshot_of(
             cards,
             [running(1, [0], limit_s=600.0)],
-            [
-                waiting(2, 2, vram=40 * GIB),
-                waiting(3, 1, limit_s=9000.0, uid=2, vram=20 * GIB),
-            ],
+            [waiting(2, 2, gpu_model="sim"), waiting(3, 1, limit_s=9000.0, uid=2)],
         ),
         EXACT,
     )
-    # GPU 1 could take both; GPU 2 costs nothing.
     assert [grant.uuid for start in made.starts for grant in start.grants] == [uuid(2)]
 
 
