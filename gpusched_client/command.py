@@ -21,8 +21,8 @@ EXIT_BROKEN_PIPE = 141
 EXIT_OUTPUT = 74
 
 
-class Command(click.Command):
-    """A click command whose errors are ours: one line on stderr and DESIGN's exit status."""
+class _Answering(click.Command):
+    """A click command whose errors are ours: one line on stderr and the exit status of its kind."""
 
     def main(
         self,
@@ -71,6 +71,14 @@ class Command(click.Command):
             return super().invoke(ctx)
         except BrokenPipeError:
             return _reader_gone()
+
+
+class Command(_Answering):
+    """A command without subcommands."""
+
+
+class Group(_Answering, click.Group):
+    """A command of subcommands; theirs are click's plain ones."""
 
 
 def _prepare_streams() -> None:

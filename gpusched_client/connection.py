@@ -297,6 +297,29 @@ class Client:
         """Have the daemon read its configuration again; the keys that changed. Admin only."""
         return self._call("reload", protocol.ReloadRequest(), protocol.ReloadResult).changed
 
+    def top(self, job_id: int) -> protocol.Outcome:
+        """Put a waiting job first: before your own others, or as an admin before all."""
+        return self._call("top", protocol.TopRequest(job_id), protocol.TopResult).outcome
+
+    def status(self) -> protocol.StatusResult:
+        """The daemon's health."""
+        return self._call("status", protocol.StatusRequest(), protocol.StatusResult)
+
+    def backup(self) -> Iterator[bytes]:
+        """A consistent copy of the database, piece by piece, made while the daemon runs.
+
+        For root alone (in user mode for the daemon's owner): it holds the environments of waiting
+        jobs. Unavailable where the connection is lost in between: begin again.
+        """
+        request = protocol.BackupRequest()
+        while True:
+            piece = self._call("backup", request, protocol.BackupResult, repeatable=False)
+            yield piece.data
+            offset = piece.offset + len(piece.data)
+            if offset >= piece.size_bytes:
+                return
+            request = protocol.BackupRequest(piece.backup_id, offset)
+
     # ------------------------------------------------------------------------- the one call
 
     def _call(

@@ -48,6 +48,7 @@ SUBMIT_PAYLOAD_BYTES_MAX = 64 * 2**20  # the same over all jobs, `common` counte
 NESTING_MAX = 64
 CONTAINERS_MAX = 20_000
 RESPONSE_JOBS_MAX = 1_000
+BACKUP_PIECE_BYTES = 512 * 1024
 SUBMIT_JOBS_MAX = 1_000
 IDS_MAX = 1_000
 USERS_MAX = 100
@@ -404,6 +405,29 @@ class ReloadRequest(Request):
     """Read the configuration again."""
 
 
+@message
+class TopRequest(Request):
+    """Put a waiting job first: an owner's before the owner's others, an admin's before all."""
+
+    job_id: int = wire(_JOB_ID)
+
+
+@message
+class StatusRequest(Request):
+    """How is the daemon?"""
+
+
+@message
+class BackupRequest(Request):
+    """A piece of a copy of the database. Without `backup_id` a new copy is made first.
+
+    The daemon keeps the copy until it was read to its end, or the connection is closed.
+    """
+
+    backup_id: str | None = wire(text(64), default=None)
+    offset: int = wire(_COUNT, default=0)
+
+
 # --------------------------------------------------------------------------------- responses
 
 
@@ -663,6 +687,58 @@ class ReloadResult(Response):
     changed: tuple[str, ...] = wire(_TEXTS, default=())
 
 
+@message
+class TopResult(Response):
+    """The job after it, and what was changed for it."""
+
+    outcome: Outcome = wire(nested(Outcome))
+
+
+@message
+class LoggedProblem(Response):
+    """A warning or an error of the daemon's log."""
+
+    at_s: float = wire(_TIME)
+    text: str = wire(_ANY_TEXT)
+
+
+@message
+class StatusResult(Response):
+    """The daemon's health. `problems` is empty where all is well.
+
+    `last_errors` is for admins. What is None is not known, or does not apply.
+    """
+
+    version: str = wire(_SHORT_TEXT)
+    mode: str = wire(_SHORT_TEXT)
+    launch: str = wire(_SHORT_TEXT)
+    pid: int = wire(_COUNT)
+    started_at_s: float = wire(_TIME)
+    gpu_source: str = wire(_SHORT_TEXT)
+    gpus: int = wire(_COUNT)
+    gpus_ok: int = wire(_COUNT)
+    database: str = wire(_ANY_TEXT)
+    running_jobs: int = wire(_COUNT)
+    pending_jobs: int = wire(_COUNT)
+    connections: int = wire(_COUNT)
+    sample_age_s: float | None = wire(number(0, 2**53), default=None)
+    database_bytes: int | None = wire(_SIZE, default=None)
+    disk_free_bytes: int | None = wire(_SIZE, default=None)
+    pass_s: float | None = wire(number(0, 2**53), default=None)
+    problems: tuple[str, ...] = wire(_TEXTS, default=())
+    last_errors: tuple[LoggedProblem, ...] = wire(list_of(nested(LoggedProblem), 100), default=())
+
+
+@message
+class BackupResult(Response):
+    """A piece of the copy at `offset`; it is complete when offset + len(data) is `size_bytes`."""
+
+    backup_id: str = wire(_SHORT_TEXT)
+    size_bytes: int = wire(_SIZE)
+    offset: int = wire(_COUNT)
+    data: bytes = wire(octets(BACKUP_PIECE_BYTES, nul=True))
+
+
 EVENT_METHOD = "event"
 EVENTS_DROPPED = "dropped"  # kind of the marker where a slow reader lost events
 
@@ -697,6 +773,9 @@ METHODS: dict[str, tuple[type[Request], type[Response]]] = {
     "drain": (DrainRequest, DrainResult),
     "resume": (ResumeRequest, ResumeResult),
     "reload": (ReloadRequest, ReloadResult),
+    "top": (TopRequest, TopResult),
+    "status": (StatusRequest, StatusResult),
+    "backup": (BackupRequest, BackupResult),
 }
 
 

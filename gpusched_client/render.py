@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from gpusched_client.protocol import GpuView, JobRequest, JobView, UsageView
+from gpusched_client.protocol import GpuView, JobRequest, JobView, StatusResult, UsageView
 from gpusched_client.terms import JobState
 from gpusched_client.units import (
     UNLIMITED_S,
@@ -439,6 +439,47 @@ def _place_facts(job: JobView) -> list[tuple[str, str]]:
         ("Output", printable(job.output or "")),
         ("Error", printable(job.error or "")),
     ]
+
+
+# -------------------------------------------------------------------------------- the daemon
+
+
+def status_text(status: StatusResult, now_s: float, width: int | None = None) -> str:
+    """The daemon's health, one fact a line; what needs a person comes last."""
+    facts = [
+        ("Daemon", f"gpuschedd {status.version}, pid {status.pid}, {status.mode} mode"),
+        ("Up since", time_text(status.started_at_s, now_s)),
+        ("Jobs start", "through PID 1" if status.launch == "pid1" else "directly"),
+        ("GPUs", f"{status.gpus_ok} of {status.gpus} in service ({status.gpu_source})"),
+        ("Last sample", _ago(status.sample_age_s)),
+        ("Database", f"{status.database}, {_size_or_unknown(status.database_bytes)}"),
+        ("Disk free", _size_or_unknown(status.disk_free_bytes)),
+        ("Jobs", f"{status.running_jobs} running, {status.pending_jobs} queued"),
+        ("Connections", str(status.connections)),
+        ("Last pass", "?" if status.pass_s is None else f"{1000 * status.pass_s:.1f} ms"),
+    ]
+    lines = [f"{name + ':':<13}{printable(value)}" for name, value in facts]
+    if status.last_errors:
+        lines.append("Last errors in the log:")
+        lines += [
+            f"  {time_text(error.at_s, now_s)}  {printable(error.text)}"
+            for error in status.last_errors[-10:]
+        ]
+    lines += [f"PROBLEM: {printable(problem)}" for problem in status.problems]
+    lines += [] if status.problems else ["All is well."]
+    return "".join([_cut(line, width) + "\n" for line in lines])
+
+
+def _ago(age_s: float | None) -> str:
+    return "none yet" if age_s is None else f"{age_s:.1f} s ago"
+
+
+def _size_or_unknown(size: int | None) -> str:
+    return "size unknown" if size is None else bytes_text(size)
+
+
+def _cut(line: str, width: int | None) -> str:
+    return line if width is None or len(line) <= width else line[: width - 3] + "..."
 
 
 # -------------------------------------------------------------------------------------- JSON

@@ -48,6 +48,13 @@ class GpuWatch:
         """True while the last sweeps failed."""
         return self.problem is not None
 
+    @property
+    def sample_age_s(self) -> float | None:
+        """Since the last sweep that worked; None before the first."""
+        if self._sample is None:
+            return None
+        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - self._sample.taken_boottime_s)
+
     def info(self) -> dict[GpuUuid, GpuInfo]:
         """The last inventory."""
         return {gpu.uuid: gpu for gpu in self._sample.inventory} if self._sample else {}

@@ -16,6 +16,7 @@ from gpusched_client import protocol
 from gpusched_client.errors import Conflict, Denied, LimitReached, NotFound, Unavailable
 from gpusched_client.protocol import (
     PROTOCOL_VERSION,
+    BackupRequest,
     CancelRequest,
     CancelResult,
     DrainRequest,
@@ -39,8 +40,11 @@ from gpusched_client.protocol import (
     ResumeResult,
     StatsRequest,
     StatsResult,
+    StatusRequest,
     SubmitRequest,
     SubmitResult,
+    TopRequest,
+    TopResult,
     UpdateRequest,
     UpdateResult,
     UsageRequest,
@@ -55,6 +59,7 @@ from gpusched_client.terms import GpuUuid, JobId, JobState
 from gpuschedd import __version__, holds, orders, views
 from gpuschedd.accounts import Accounts, is_system_account
 from gpuschedd.audience import WATCHERS_MAX, Audience, Watcher
+from gpuschedd.backup import Backups
 from gpuschedd.controller import Controller
 from gpuschedd.core import forecast
 from gpuschedd.core.fairshare import share_of
@@ -66,6 +71,7 @@ from gpuschedd.core.priority import queue_order
 from gpuschedd.orders import Caller
 from gpuschedd.peer import Peer, in_group, user_name
 from gpuschedd.state import Batch
+from gpuschedd.status import Status
 from gpuschedd.store import AuditRow, Event, History
 
 DENIALS_AN_HOUR_MAX = 100  # audit rows of denials per uid and hour; the rest is only counted
@@ -76,11 +82,15 @@ T = TypeVar("T")
 
 
 class Right(Enum):
-    """Who may call a method. OWNER: the owner of the named jobs, or an admin, judged per job."""
+    """Who may call a method. OWNER: the owner of the named jobs, or an admin, judged per job.
+
+    ROOT: uid 0, in user mode the daemon's own; not the members of `admin_group`.
+    """
 
     ALL = "all"
     OWNER = "owner"
     ADMIN = "admin"
+    ROOT = "root"
 
 
 #: Every method of the protocol has its line here; one without is refused.
@@ -100,6 +110,9 @@ RIGHTS: Mapping[str, Right] = {
     "drain": Right.ADMIN,
     "resume": Right.ADMIN,
     "reload": Right.ADMIN,
+    "top": Right.OWNER,
+    "status": Right.ALL,
+    "backup": Right.ROOT,  # the copy holds the environments of waiting jobs
 }
 
 
@@ -131,6 +144,8 @@ class Outlook:
     gpu_problem: Callable[[], str | None]
     retake_gpus: Callable[[], None]
     reload: Callable[[], Awaitable[tuple[str, ...]]]
+    status: Status
+    backups: Backups
 
 
 class Handlers:
@@ -170,16 +185,25 @@ class Handlers:
             DrainRequest: self._drain,
             ResumeRequest: self._resume,
             ReloadRequest: self._reload,
+            TopRequest: self._top,
+            StatusRequest: self._status,
+            BackupRequest: self._backup,
         }
 
     async def handle(self, connection: Connection, method: str, request: Request) -> Response:
         """Authorise and answer. Raises GpuschedError."""
         caller = await self._caller(connection.peer)
-        right = RIGHTS.get(method)
-        if right is None or (right is Right.ADMIN and not caller.is_admin):
+        if not self._has_right(caller, method):
             self._audit_denial(caller, method, "not an admin")
-            raise Denied(f"{method} is for admins; you are {caller.user} (uid {caller.uid})")
+            who = "root" if RIGHTS.get(method) is Right.ROOT else "admins"
+            raise Denied(f"{method} is for {who}; you are {caller.user} (uid {caller.uid})")
         return await self._table[type(request)](connection, caller, request)
+
+    def _has_right(self, caller: Caller, method: str) -> bool:
+        right = RIGHTS.get(method)
+        if right is Right.ROOT:
+            return caller.uid in (0, self._outlook.own_uid)
+        return right in (Right.ALL, Right.OWNER) or (right is Right.ADMIN and caller.is_admin)
 
     def close(self) -> None:
         """End the reader thread and its connection."""
@@ -658,9 +682,37 @@ class Handlers:
         return found[0]
 
     async def _reload(
-        self, _connection: Connection, _caller: Caller, _request: ReloadRequest
+        self, _connection: Connection, caller: Caller, _request: ReloadRequest
     ) -> Response:
-        return ReloadResult(changed=await self._outlook.reload())
+        changed = await self._outlook.reload()
+        self._audit_done(caller, "reload", ", ".join(changed))
+        return ReloadResult(changed=changed)
+
+    def _audit_done(self, caller: Caller, method: str, detail: str) -> None:
+        row = AuditRow(
+            self._controller.clock.wall_s(), caller.uid, caller.pid, method, "done", detail
+        )
+        self._controller.tell(lambda batch: batch.audits.append(row))
+
+    async def _top(self, _connection: Connection, caller: Caller, request: TopRequest) -> Response:
+        job_id = JobId(request.job_id)
+        outcome = await self._controller.ask(lambda batch: orders.top(batch, caller, job_id))
+        (outcome,) = await self._with_finals(caller, (outcome,), self._update_of_final)
+        self._audit_outcomes(caller, "top", (outcome,))
+        return TopResult(outcome=outcome)
+
+    async def _status(
+        self, _connection: Connection, caller: Caller, _request: StatusRequest
+    ) -> Response:
+        return await self._outlook.status.take(for_admin=caller.is_admin)
+
+    async def _backup(
+        self, connection: Connection, caller: Caller, request: BackupRequest
+    ) -> Response:
+        result = await self._outlook.backups.answer(request, connection.on_close)
+        if request.backup_id is None:
+            self._audit_done(caller, "backup", f"{result.size_bytes} bytes")
+        return result
 
 
 def _names_and_uids(

@@ -23,6 +23,7 @@ from gpuschedd.accounts import Accounts
 from gpuschedd.actions import Actions, Surroundings
 from gpuschedd.attribution import Attribution
 from gpuschedd.audience import Audience
+from gpuschedd.backup import Backups
 from gpuschedd.clock import Clock, SchedulerClock, SystemClock
 from gpuschedd.controller import Controller
 from gpuschedd.core import fairshare
@@ -35,7 +36,8 @@ from gpuschedd.server import Server
 from gpuschedd.simclaims import SYSTEM_DIR
 from gpuschedd.simgpu import SimulatedGpus
 from gpuschedd.state import State, policy_of
-from gpuschedd.store import History, Store, StoreBroken, StoreFull, StoreUnusable
+from gpuschedd.status import Look, RecentErrors, Status
+from gpuschedd.store import DATABASE_NAME, History, Store, StoreBroken, StoreFull, StoreUnusable
 from gpuschedd.systemd_launcher import SystemdLauncher
 
 log = logging.getLogger("gpuschedd")
@@ -69,6 +71,8 @@ class Daemon:
         self.settings = settings
         self.clock = clock
         self.manager = ServiceManager()
+        self.errors = RecentErrors()
+        logging.getLogger().addHandler(self.errors)
         self._stop = asyncio.Event()
 
     async def run(self) -> int:
@@ -150,8 +154,26 @@ class Daemon:
 
         return NvmlGpus()
 
+    def _status(self) -> Status:
+        return Status(
+            self.controller.state,
+            self.options.state_dir,
+            mode="system" if self.options.is_system else "user",
+            launch=self.options.launch,
+            errors=self.errors,
+            look=Look(
+                gpu_source=lambda: "simulated" if self._simulates else "NVML",
+                gpu_problem=lambda: self.watch.problem,
+                sample_age_s=lambda: self.watch.sample_age_s,
+                connections=lambda: len(self.server.open),
+                pass_s=lambda: self.controller.pass_s_last,
+            ),
+        )
+
     def _outlook(self) -> Outlook:
         return Outlook(
+            status=self._status(),
+            backups=Backups(self.options.state_dir / DATABASE_NAME),
             mode="system" if self.options.is_system else "user",
             own_uid=os.getuid(),
             gpus_stale=lambda: self.watch.is_stale,

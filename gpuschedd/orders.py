@@ -22,6 +22,8 @@ from gpusched_client.errors import (
     NotFound,
 )
 from gpusched_client.protocol import (
+    NICE_MAX,
+    NICE_MIN,
     UNLIMITED_S,
     CancelRequest,
     JobRequest,
@@ -37,7 +39,7 @@ from gpuschedd.core.lifecycle import CancelOrder, Dropped, Job
 from gpuschedd.core.model import AdmittedRequest, Request, Snapshot, Topology
 from gpuschedd.holds import HOLD_CONFIG
 from gpuschedd.state import Batch
-from gpuschedd.store import Payload, Submission
+from gpuschedd.store import AuditRow, Payload, Submission
 
 SIGNALS_MAX = 100  # pending signal orders of one job
 
@@ -55,7 +57,11 @@ class Caller:
 
     def may_change(self, job: Job) -> bool:
         """Owner or admin. A uid that was given to another name owns nothing of the first."""
-        return self.is_admin or (self.uid == job.uid and self.user == job.user)
+        return self.is_admin or self.owns(job)
+
+    def owns(self, job: Job) -> bool:
+        """Name and uid, both."""
+        return self.uid == job.uid and self.user == job.user
 
 
 # --- submit ----------------------------------------------------------------------------------
@@ -254,25 +260,30 @@ def cancel(batch: Batch, caller: Caller, request: CancelRequest) -> tuple[Outcom
     def act(job: Job) -> tuple[str, JobState]:
         return _cancel_one(batch, caller, request, job)
 
-    return tuple(_outcome(batch, caller, JobId(job_id), act) for job_id in request.job_ids)
+    return tuple(
+        _outcome(batch, caller, JobId(job_id), act, "cancel") for job_id in request.job_ids
+    )
 
 
-def _outcome(batch: Batch, caller: Caller, job_id: JobId, act: Act) -> Outcome:
+def _outcome(batch: Batch, caller: Caller, job_id: JobId, act: Act, method: str) -> Outcome:
     """An act's text and state, or its refusal, as an outcome."""
     try:
-        text, state = act(_changeable(batch, caller, job_id))
+        text, state = act(_changeable(batch, caller, job_id, method))
     except GpuschedError as error:
         return Outcome(job_id=job_id, code=error.code, text=error.message)
     return Outcome(job_id=job_id, text=text, state=state)
 
 
-def _changeable(batch: Batch, caller: Caller, job_id: JobId) -> Job:
-    """The job, if it is live and the caller may change it."""
+def _changeable(batch: Batch, caller: Caller, job_id: JobId, method: str) -> Job:
+    """The job, if it is live and the caller may change it; an admin's reach is on record."""
     job = batch.job(job_id)
     if job is None:
         raise NotFound(f"there is no job {job_id}")
     if not caller.may_change(job):
         raise not_yours(job)
+    if not caller.owns(job):
+        row = AuditRow(batch.wall_s, caller.uid, caller.pid, method, "done", f"job {job_id}")
+        batch.audits.append(row)
     return job
 
 
@@ -322,6 +333,44 @@ def _signal(batch: Batch, job: Job, signum: int) -> tuple[str, JobState]:
     return "signalled", job.state
 
 
+# --- top -------------------------------------------------------------------------------------
+
+
+def top(batch: Batch, caller: Caller, job_id: JobId) -> Outcome:
+    """Put a waiting job first; one outcome, as of update.
+
+    An owner's other jobs give way by a nice value that is one larger, since an owner may not lower
+    any. An admin's word gives the job the smallest nice value there is, on record.
+    """
+    return _outcome(batch, caller, job_id, lambda job: _top_one(batch, caller, job), "top")
+
+
+def _top_one(batch: Batch, caller: Caller, job: Job) -> tuple[str, JobState]:
+    if job.state is not JobState.PENDING:
+        raise Conflict(f"job {job.job_id} is {job.state}; only a queued job can be put first")
+    if caller.is_admin:
+        batch.put(replace(job, nice=NICE_MIN))
+        text = f"nice {NICE_MIN}"
+    else:
+        ahead = [other for other in _own_waiting(batch, job) if other.nice <= job.nice]
+        if ahead and job.nice >= NICE_MAX:
+            raise Conflict(f"job {job.job_id} has nice {job.nice}; no job can give way to it")
+        for other in ahead:
+            batch.put(replace(other, nice=job.nice + 1))
+        text = f"first of yours; {len(ahead)} others have nice {job.nice + 1}"
+    batch.note("job_updated", job, changed=[f"top: {text}"], by=caller.user)
+    return text, job.state
+
+
+def _own_waiting(batch: Batch, job: Job) -> list[Job]:
+    """The other queued jobs of the job's owner."""
+    return [
+        other
+        for other in batch.live_jobs()
+        if other.uid == job.uid and other.state is JobState.PENDING and other.job_id != job.job_id
+    ]
+
+
 # --- update ----------------------------------------------------------------------------------
 
 
@@ -333,7 +382,9 @@ def update(
     def act(job: Job) -> tuple[str, JobState]:
         return _update_one(batch, caller, request, job, snapshot)
 
-    return tuple(_outcome(batch, caller, JobId(job_id), act) for job_id in request.job_ids)
+    return tuple(
+        _outcome(batch, caller, JobId(job_id), act, "update") for job_id in request.job_ids
+    )
 
 
 def _update_one(

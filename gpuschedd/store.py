@@ -560,6 +560,18 @@ def _write_marker(marker: Path, instance: str) -> None:
         os.close(directory)
 
 
+def copy_database(source: Path, target: Path) -> None:
+    """A consistent copy over a connection of its own: the writer is not held up. Blocks."""
+    db = _connect(source)
+    try:
+        db.execute("PRAGMA query_only = ON")
+        _backup(db, target)
+    except sqlite3.Error as error:
+        raise StoreFull(str(error)) from error
+    finally:
+        db.close()
+
+
 def _backup(db: sqlite3.Connection, target: Path) -> None:
     temporary = target.with_name(target.name + ".tmp")
     temporary.unlink(missing_ok=True)

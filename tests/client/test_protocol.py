@@ -204,6 +204,7 @@ def test_every_request_at_its_defaults_survives_the_wire(method: str) -> None:
         "wait": {"job_ids": [1, 2], "timeout_s": 1.5},
         "drain": {"gpu": "0", "reason": "fan"},
         "resume": {"gpu": "0"},
+        "top": {"job_id": 1},
     }
     request = read_request(method, samples.get(method, {}))
     data = framing.encode_request(1, method, request.to_wire())
