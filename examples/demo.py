@@ -18,7 +18,6 @@ from pathlib import Path
 
 from gpusched_client import Client
 from gpusched_client.errors import Unavailable
-from gpusched_client.terms import JobState
 
 BIN = Path(sys.executable).parent
 START_DEADLINE_S = 30.0
@@ -63,67 +62,22 @@ def connect(daemon: subprocess.Popen[bytes]) -> Client:
             return client
 
 
+def simjob(vram: str, hold_s: int) -> list[str]:
+    """A stand-in for a training job: it claims memory on its simulated GPUs."""
+    return ["gpusched-simjob", "--vram", vram, "--hold", f"{hold_s}s"]
+
+
 def jobs() -> None:
     """Six jobs for four GPUs: some run, some wait, one is cancelled, one fails."""
-    say("Six jobs for four GPUs")
-    run(
-        "gsub",
-        "-J",
-        "train",
-        "-g",
-        "2",
-        "-t",
-        "2",
-        "gpusched-simjob",
-        "--vram",
-        "20G",
-        "--hold",
-        "6",
-    )
-    run(
-        "gsub",
-        "-J",
-        "wide",
-        "-g",
-        "4",
-        "-t",
-        "1",
-        "gpusched-simjob",
-        "--vram",
-        "20G",
-        "--hold",
-        "2",
-    )
-    run(
-        "gsub",
-        "-J",
-        "share-a",
-        "-m",
-        "8G",
-        "-t",
-        "5s",
-        "gpusched-simjob",
-        "--vram",
-        "8G",
-        "--hold",
-        "2",
-    )
-    run(
-        "gsub",
-        "-J",
-        "share-b",
-        "-m",
-        "8G",
-        "-t",
-        "5s",
-        "gpusched-simjob",
-        "--vram",
-        "8G",
-        "--hold",
-        "3",
-    )
-    run("gsub", "-J", "broken", "-t", "5s", "-c", "echo 'loading data'; exit 3")
-    run("gsub", "-J", "forever", "-g", "1", "-t", "60", "sleep", "3600")
+    say("A takes 2 of the 4 GPUs for 20 s. B wants all 4: it waits, with a promised start.")
+    run("gsub", "-J", "A", "-g", "2", "-t", "20s", *simjob("20G", 18))
+    run("gsub", "-J", "B", "-g", "4", "-t", "10s", *simjob("20G", 2))
+    say("C wants 1 GPU for 3 s: it fits into the gap. D wants 1 for 40 s: it would delay B.")
+    run("gsub", "-J", "C", "-t", "3s", *simjob("20G", 1))
+    run("gsub", "-J", "D", "-t", "40s", *simjob("20G", 38))
+    say("One that declares its memory and shares a GPU, and one that fails.")
+    run("gsub", "-J", "share", "-m", "8G", "-t", "5s", *simjob("8G", 3))
+    run("gsub", "-J", "broken", "-t", "3s", "-c", "echo 'loading data'; exit 3")
 
 
 def main() -> int:
@@ -137,19 +91,28 @@ def main() -> int:
             jobs()
             say("What runs, what waits and why")
             run("gq")
-            say("Why does job 2 wait?")
+            say("Why does B wait?")
             run("gq", "2")
-            say("Cancel the endless one")
-            run("gcancel", "6", "--reason", "demo")
-            client.wait([1, 2, 3, 4, 5, 6], timeout_s=45)
+            client.wait([3, 5, 6], timeout_s=50)
+            say("Two GPUs are idle now. Why does D wait all the same?")
+            run("gq", "4")
+            client.wait(2, timeout_s=50)
+            say("B is done; D had its turn after it. We cancel D.")
+            run("gq")
+            run("gcancel", "4", "--reason", "demo")
+            client.wait(range(1, 7), timeout_s=50)
             say("All done: states and true exit codes")
             run("gq", "1-6", "--format", "JOBID,NAME,ST,ELAPSED,GPUS,VRAM,EXIT")
-            say("The output of job 1")
+            say("The output of A")
             print((place / "gsub-1.out").read_text(), end="")
             finals = {job.job_id: job for job in client.jobs(ids=range(1, 7)).jobs}
-            expected = [JobState.COMPLETED] * 4 + [JobState.FAILED, JobState.CANCELLED]
-            found = [finals[job_id].state for job_id in range(1, 7)]
-            return 0 if found == expected and finals[5].exit_code == 3 else 1
+            ends = {1: "CD", 2: "CD", 3: "CD", 4: "CA", 5: "CD", 6: "F"}
+            expected = [ends[job_id] for job_id in range(1, 7)]
+            found = [finals[job_id].state.short for job_id in range(1, 7)]
+            assert finals[1].submitted_at_s is not None
+            waited_s = (finals[2].started_at_s or 0.0) - finals[1].submitted_at_s
+            print(f"B started {waited_s:.0f} s after A was submitted; promised were 35.")
+            return 0 if found == expected and finals[6].exit_code == 3 and waited_s <= 35 else 1
 
 
 if __name__ == "__main__":
