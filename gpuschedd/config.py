@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
@@ -15,6 +16,7 @@ from typing import Any
 
 from gpusched_client.errors import Invalid
 from gpusched_client.units import UNLIMITED_S, parse_bytes, parse_duration
+from gpuschedd.simgpu import parse_host
 
 CONFIG_BYTES_MAX = 256 * 1024
 _MIB = 2**20
@@ -71,6 +73,16 @@ def _text(value: Any) -> str:
     if not isinstance(value, str) or len(value) > 1_000 or "\0" in value:
         raise ValueError("must be a text of at most 1,000 characters")
     return value
+
+
+def _host(value: Any) -> str:
+    text = _text(value)
+    if text:
+        try:
+            parse_host(text)
+        except Invalid as error:
+            raise ValueError(str(error)) from error
+    return text
 
 
 def _bytes(value: Any) -> int:
@@ -240,7 +252,7 @@ class Jobs:
 class Config:
     """Everything that can be set. TOML names are the field names without their unit."""
 
-    simulate: str = _key("", _text, 'simulated GPUs, such as "4x24G" or "2x80G+2x24G"')
+    simulate: str = _key("", _host, 'simulated GPUs, such as "4x24G" or "2x80G+2x24G"')
     gpus: tuple[int | str, ...] = _key((), _gpu_list, "only these GPUs, by index or UUID; [] = all")
     exec_jobs: bool = _key(True, _flag, "false: jobs hold their GPUs and run nothing")
     admin_group: str = _key("", _text, "members administer the scheduler, as root does")
@@ -264,6 +276,8 @@ class Config:
         return any(name.startswith("@") for name in names)
 
 
+READ_AT_START = frozenset({"simulate", "exec_jobs"})
+
 _UNIT_ENDINGS = ("_per_h", "_bytes", "_s")
 
 
@@ -275,12 +289,19 @@ def toml_name(field_name: str) -> str:
     return field_name
 
 
-def load(path: Path, overrides: Iterable[str] = (), base: Config | None = None) -> Config:
+def load(
+    path: Path,
+    overrides: Iterable[str] = (),
+    base: Config | None = None,
+    *,
+    others_may: int = 0o777,
+) -> Config:
     """The configuration in path (a missing file is an empty one) with KEY=VALUE overrides on top.
 
-    Raises ConfigError.
+    `others_may`: the mode bits that its group and all others may have; with any limit on them the
+    owner must be root or this user. Raises ConfigError.
     """
-    text = _read(path)
+    text = _read(path, others_may)
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -291,16 +312,32 @@ def load(path: Path, overrides: Iterable[str] = (), base: Config | None = None) 
     return config
 
 
-def _read(path: Path) -> str:
+def _read(path: Path, others_may: int) -> str:
     try:
-        size = path.stat().st_size
-        if size > CONFIG_BYTES_MAX:
-            raise ConfigError(f"{path}: {size} bytes; the limit is {CONFIG_BYTES_MAX}")
-        return path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            _check_file(path, os.fstat(file.fileno()), others_may)
+            return file.read(CONFIG_BYTES_MAX + 1).decode("utf-8")
     except FileNotFoundError:
         return ""
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
+
+
+def _check_file(path: Path, found: os.stat_result, others_may: int) -> None:
+    """Refuse what is too large, and what others could have written: it decides for root."""
+    if found.st_size > CONFIG_BYTES_MAX:
+        raise ConfigError(f"{path}: {found.st_size} bytes; the limit is {CONFIG_BYTES_MAX}")
+    if others_may == 0o777:
+        return
+    if found.st_uid not in (0, os.geteuid()):
+        raise ConfigError(
+            f"{path}: belongs to uid {found.st_uid}, who could change it; chown it to "
+            f"{'root' if os.geteuid() == 0 else 'yourself'}"
+        )
+    if stat.S_ISREG(found.st_mode) and found.st_mode & 0o077 & ~others_may:
+        raise ConfigError(
+            f"{path}: others may write it (mode {stat.S_IMODE(found.st_mode):o}); chmod go-w {path}"
+        )
 
 
 @dataclass(frozen=True, slots=True)

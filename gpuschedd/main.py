@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -136,6 +136,7 @@ class Daemon:
             self.handlers,
             connections_per_uid=self.settings.limits.connections,
             connections_all=self.settings.limits.connections_all,
+            requests_per_second=self.settings.limits.requests_per_second,
             only_uid=None if options.is_system else os.getuid(),
         )
         self.around = around
@@ -267,9 +268,15 @@ class Daemon:
         self.settings = fresh
         self.controller.reconfigure(fresh)
         self.handlers.forget_callers()
+        self.server.connections_per_uid = fresh.limits.connections
+        self.server.connections_all = fresh.limits.connections_all
+        self.server.requests_per_second = fresh.limits.requests_per_second
         self.watch.reconfigure()
         log.info("reloaded changed=%s", ",".join(changed))
-        return changed
+        return tuple(
+            f"{key} (from the next start)" if key in config.READ_AT_START else key
+            for key in changed
+        )
 
     def _reload_soon(self) -> None:
         self._reloading = asyncio.ensure_future(self._reload_quietly())
@@ -329,7 +336,9 @@ def read_config(options: Options) -> config.Config:
     base = config.Config()
     if options.is_system:
         base = config.with_limits(base, SYSTEM_DEFAULT_LIMIT_S, SYSTEM_MAX_LIMIT_S)
-    return config.load(options.config, options.overrides, base)
+    return config.load(
+        options.config, options.overrides, base, others_may=0o055 if options.is_system else 0o075
+    )
 
 
 #: What becoming another user, and ending what is left of its job, takes (capabilities(7)).
@@ -438,6 +447,23 @@ def cli(
         overrides=tuple(extra),
     )
     sys.exit(_run(options))
+
+
+@cli.command("check-config")
+@click.option("--system", is_flag=True, help="As `gpuschedd --system` would read it.")
+@click.argument("file", required=False, type=click.Path(path_type=Path))
+def check_config(system: bool, file: Path | None) -> None:
+    """Read FILE (the configuration in use) and say what is wrong with it."""
+    path = file or paths.config_path(system or os.geteuid() == 0)
+    is_system = system or path == paths.SYSTEM_CONFIG
+    options = Options(is_system, "", Path(), Path(), path, ())
+    try:
+        found = read_config(options)
+    except (config.ConfigError, GpuschedError) as error:
+        raise click.ClickException(str(error)) from error
+    changed = config.changed_keys(read_config(replace(options, config=Path(os.devnull))), found)
+    state = "is good" if path.exists() else "is missing, which is good: all is at its default"
+    click.echo(f"{path} {state}; it sets {', '.join(changed) or 'nothing'}")
 
 
 cli.add_command(install.cli, "install")

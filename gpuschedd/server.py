@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -33,6 +34,9 @@ UNSENT_BYTES_MAX = 4 * 2**20
 OPEN_REQUESTS_MAX = 64  # of one connection; then it is not read until some are answered
 KEPT_FOR_ROOT = 16  # connections that only root may take
 BACKLOG = 1_024
+ACCEPT_AT_ONCE = 16  # then those who are connected have their turn
+ROWS_A_REQUEST = 25  # of a reply: so many cost as much as one more request
+BUCKETS_MAX = 10_000
 
 
 class Server:
@@ -44,9 +48,12 @@ class Server:
         *,
         connections_per_uid: int,
         connections_all: int,
+        requests_per_second: float = float("inf"),
         only_uid: int | None = None,
     ) -> None:
         """`only_uid`: nobody else may use this daemon (user mode)."""
+        self.requests_per_second = requests_per_second
+        self._buckets: dict[int, _Bucket] = {}
         self.handlers = handlers
         self.connections_per_uid = connections_per_uid
         self.connections_all = connections_all
@@ -58,9 +65,12 @@ class Server:
     async def listen(self, listening: socket.socket) -> None:
         """Serve a bound socket."""
         loop = asyncio.get_running_loop()
-        self._listening = await loop.create_unix_server(
-            lambda: ServerConnection(self), sock=listening, backlog=BACKLOG
+        # Not create_unix_server: newer ones remove the socket at the end, which is not ours when
+        # it was passed to us. Its backlog is how many are accepted in one turn.
+        self._listening = await loop.create_server(
+            lambda: ServerConnection(self), sock=listening, backlog=ACCEPT_AT_ONCE
         )
+        listening.listen(BACKLOG)
 
     async def close(self) -> None:
         """Accept no more and close what is open."""
@@ -68,6 +78,21 @@ class Server:
             self._listening.close()
         for connection in tuple(self.open):
             connection.close()
+
+    def pay(self, uid: int, cost: float) -> float:
+        """Charge a uid for requests; how long it has to wait now, 0.0 where it need not.
+
+        root waits for nobody, nor does the one user of a daemon in user mode.
+        """
+        rate = self.requests_per_second
+        if uid == 0 or self.only_uid is not None:
+            return 0.0
+        bucket = self._buckets.get(uid)
+        if bucket is None:
+            if len(self._buckets) >= BUCKETS_MAX:
+                self._buckets.clear()
+            bucket = self._buckets[uid] = _Bucket(rate)
+        return bucket.pay(cost, rate)
 
     def admit(self, peer: Peer) -> None:
         """Raise where this peer may not have one more connection."""
@@ -90,6 +115,22 @@ class Server:
             )
 
 
+class _Bucket:
+    """What one uid may still ask: a second's worth at once, and so much again each second."""
+
+    __slots__ = ("_at_s", "_left")
+
+    def __init__(self, rate: float) -> None:
+        self._left, self._at_s = rate, time.monotonic()
+
+    def pay(self, cost: float, rate: float) -> float:
+        """Seconds until something is left."""
+        now_s = time.monotonic()
+        self._left = min(rate, self._left + (now_s - self._at_s) * rate) - cost
+        self._at_s = now_s
+        return max(0.0, -self._left / rate)
+
+
 class ServerConnection(asyncio.Protocol):
     """One client. Satisfies handlers.Connection."""
 
@@ -105,6 +146,7 @@ class ServerConnection(asyncio.Protocol):
         self._paused = False
         self._is_dead = False
         self._waiting: list[framing.Incoming] = []
+        self._not_before: asyncio.TimerHandle | None = None  # its user asks too much
 
     @property
     def peer(self) -> Peer:
@@ -134,8 +176,9 @@ class ServerConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Uncount it and end what waits for it."""
         del exc
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._not_before):
+            if timer is not None:
+                timer.cancel()
         for task in tuple(self._tasks):
             task.cancel()
         if self._peer is not None:
@@ -166,8 +209,12 @@ class ServerConnection(asyncio.Protocol):
     # --- requests -----------------------------------------------------------------------------
 
     def _take_waiting(self) -> None:
-        """Take decoded requests in order, as far as the limit on open ones allows."""
-        while self._waiting and len(self._tasks) < OPEN_REQUESTS_MAX and not self._is_dead:
+        """Take decoded requests in order, as far as the limits on open ones and on the rate go."""
+        while self._may_take():
+            delay_s = self._server.pay(self.peer.uid, 1.0)
+            if delay_s > 0:
+                loop = asyncio.get_running_loop()
+                self._not_before = loop.call_later(delay_s, self._go_on)
             self._take(self._waiting.pop(0))
         assert self._transport is not None
         should_pause = bool(self._waiting)
@@ -177,6 +224,15 @@ class ServerConnection(asyncio.Protocol):
                 self._transport.pause_reading()
             else:
                 self._transport.resume_reading()
+
+    def _may_take(self) -> bool:
+        has_room = len(self._tasks) < OPEN_REQUESTS_MAX and self._not_before is None
+        return bool(self._waiting) and has_room and not self._is_dead
+
+    def _go_on(self) -> None:
+        self._not_before = None
+        if self._transport is not None and not self._transport.is_closing():
+            self._take_waiting()
 
     def _take(self, message: framing.Incoming) -> None:
         if isinstance(message, framing.Malformed):
@@ -196,6 +252,8 @@ class ServerConnection(asyncio.Protocol):
             request = protocol.read_request(message.method, message.params)
             response = await self._server.handlers.handle(self, message.method, request)
             reply = framing.encode_response(message.msgid, response.to_wire())
+            rows = len(getattr(response, "jobs", ()))
+            self._server.pay(self.peer.uid, rows / ROWS_A_REQUEST)
         except GpuschedError as refusal:
             reply = framing.encode_error(message.msgid, refusal)
         except asyncio.CancelledError:
