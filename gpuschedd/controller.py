@@ -27,6 +27,7 @@ from gpuschedd.core.model import (
     Gpu,
     Plan,
     PromiseEnd,
+    PromiseOutcome,
     QueueView,
     Snapshot,
     Standing,
@@ -184,14 +185,26 @@ class Controller:
             results.append((command, self._judge(batch, command)))
         self.counters["batches"] += 1
         self.counters["commands"] += len(commands)
+        voided = self._voided_rows(batch)
         try:
-            await self._commit(batch)
+            await self._commit(batch, voided)
         except StoreFull as full:
             self._refuse_full([command for command, _ in results], full)
             return False
+        if voided:
+            self.state.promise = self.state.promise_row = None
         for command, result in results:
             _answer(command, result)
         return True
+
+    def _voided_rows(self, batch: Batch) -> list[PromiseRow]:
+        """The promise's end, where its holder was changed by more than name or a shorter limit."""
+        promise = self.state.promise
+        if promise is None or promise.job_id not in batch.voided:
+            return []
+        exception = batch.voided[promise.job_id]
+        outcome = PromiseOutcome.WITHDRAWN if exception is None else PromiseOutcome.LOST
+        return [self._ended_row(batch, PromiseEnd(promise, outcome, exception, batch.now_s))]
 
     def _judge(self, batch: Batch, command: Command) -> Any:
         """The command's result, or the error that refused it; a refused one leaves no trace."""

@@ -36,7 +36,13 @@ from gpusched_client.terms import Cause, JobId, JobState
 from gpusched_client.units import format_duration
 from gpuschedd.core import admission, forecast
 from gpuschedd.core.lifecycle import CancelOrder, Dropped, Job
-from gpuschedd.core.model import AdmittedRequest, Request, Snapshot, Topology
+from gpuschedd.core.model import (
+    AdmittedRequest,
+    PromiseException,
+    Request,
+    Snapshot,
+    Topology,
+)
 from gpuschedd.holds import HOLD_CONFIG
 from gpuschedd.state import Batch
 from gpuschedd.store import AuditRow, Payload, Submission
@@ -397,6 +403,7 @@ def _update_one(
     if job.is_final:
         raise Conflict(f"job {job.job_id} is {job.state}; it cannot be changed any more")
     changed: list[str] = []
+    before = job
     if request.name is not None:
         job = replace(job, name=request.name)
         changed.append(f"name {request.name}")
@@ -409,9 +416,22 @@ def _update_one(
     if request.hold is not None:
         job = _new_hold(batch, caller, job, request.hold)
         changed.append("held" if request.hold else "released")
+    if job.request != before.request or job.nice != before.nice:
+        _void_promise(batch, caller, before, job)
     batch.put(job)
     batch.note("job_updated", job, changed=changed, by=caller.user)
     return ", ".join(changed), job.state
+
+
+def _void_promise(batch: Batch, caller: Caller, before: Job, after: Job) -> None:
+    """A changed job loses its promise, unless only its limit became shorter."""
+    old_s, new_s = before.request.time_limit_s, after.request.time_limit_s
+    is_shorter = new_s is not None and (old_s is None or new_s <= old_s)
+    same_otherwise = replace(after.request, time_limit_s=old_s) == before.request
+    if is_shorter and same_otherwise and after.nice == before.nice:
+        return
+    by_owner = caller.uid == before.uid
+    batch.voided[before.job_id] = None if by_owner else PromiseException.ADMIN_CHANGE
 
 
 def _new_nice(caller: Caller, job: Job, nice: int) -> Job:

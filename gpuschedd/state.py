@@ -23,6 +23,7 @@ from gpuschedd.core.model import (
     Plan,
     Policy,
     Promise,
+    PromiseException,
     Reservation,
     RunningJob,
     Waiting,
@@ -232,6 +233,7 @@ class Batch:
         self._live_of: Counter[int] = Counter()
         self.payloads: dict[JobId, Payload] = {}
         self.rested: set[JobId] = set()  # jobs whose age begins anew
+        self.voided: dict[JobId, PromiseException | None] = {}  # promises that end by a change
         self.events: list[Event] = []
         self.audits: list[AuditRow] = []
         self.gpu_rows: dict[GpuUuid, GpuRow] = {}
@@ -248,6 +250,7 @@ class Batch:
         self._live_of.update(child._live_of)
         self.payloads.update(child.payloads)
         self.rested |= child.rested
+        self.voided |= child.voided
         self.events += child.events
         self.audits += child.audits
         self.gpu_rows.update(child.gpu_rows)
