@@ -14,16 +14,12 @@ from gpusched_client.terms import GpuUuid, JobId
 from gpuschedd.core.model import HOUR_S, Gpu, Grant, Policy
 from gpuschedd.core.timeline import model_matches
 
+LN2 = math.log(2.0)
+
 
 def decayed(usage_gpu_s: float, elapsed_s: float, half_life_s: float) -> float:
     """Usage left after elapsed_s >= 0; it halves every half_life_s > 0."""
     return usage_gpu_s * math.exp2(-elapsed_s / half_life_s)
-
-
-def accrued(rate: float, elapsed_s: float, half_life_s: float) -> float:
-    """What a constant rate leaves after elapsed_s: the integral of rate * 2 ** (-t / half_life)."""
-    decay_per_s = math.log(2.0) / half_life_s
-    return rate * -math.expm1(-decay_per_s * elapsed_s) / decay_per_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +41,15 @@ class _Account:
         self.rate = 0.0
 
     def at(self, now_s: float, half_life_s: float) -> float:
-        """Usage at now_s; a time before as_of_s counts as as_of_s."""
-        elapsed_s = max(0.0, now_s - self.as_of_s)
-        past = decayed(self.usage_gpu_s, elapsed_s, half_life_s)
-        return past + (accrued(self.rate, elapsed_s, half_life_s) if self.rates else 0.0)
+        """Usage at now_s: what is left of the past, and the integral of the rate, decayed alike.
+
+        A time before as_of_s counts as as_of_s.
+        """
+        if now_s <= self.as_of_s:
+            return self.usage_gpu_s
+        decay_per_s = LN2 / half_life_s
+        gone = -math.expm1(decay_per_s * (self.as_of_s - now_s))
+        return self.usage_gpu_s * (1.0 - gone) + self.rate * gone / decay_per_s
 
 
 class Accounts:
@@ -151,9 +152,9 @@ def factors(usages: Mapping[int, float], shares: Mapping[int, float]) -> dict[in
 
     Both sums run over the active users, so a join or a leave scales all exponents alike.
     """
-    pool = max(math.fsum(usages[uid] for uid in sorted(usages)), HOUR_S)
-    all_shares = math.fsum(shares[uid] for uid in sorted(usages))
+    uids = sorted(usages)
+    pool = max(math.fsum([usages[uid] for uid in uids]), HOUR_S)
+    scale = math.fsum([shares[uid] for uid in uids]) / pool
     return {
-        uid: 2.0 ** (-usage * all_shares / (shares[uid] * pool)) if shares[uid] > 0 else 0.0
-        for uid, usage in usages.items()
+        uid: 2.0 ** (-usages[uid] * scale / shares[uid]) if shares[uid] > 0 else 0.0 for uid in uids
     }

@@ -146,14 +146,16 @@ def rooms_of(snapshot: Snapshot) -> Rooms:
 
 
 def promised_job(snapshot: Snapshot) -> Waiting | None:
-    """The waiting job that holds the live promise."""
+    """The waiting job that holds the live promise. It is near the head of its user's list."""
     if snapshot.promise is None:
         return None
     job_id = snapshot.promise.job_id
-    for queue in snapshot.queues.gpu:
-        for job in queue.jobs:
-            if job.job_id == job_id:
-                return job
+    lists = [queue.jobs for queue in snapshot.queues.gpu]
+    for depth in range(max(map(len, lists), default=0)):
+        lists = [jobs for jobs in lists if depth < len(jobs)]
+        for jobs in lists:
+            if jobs[depth].job_id == job_id:
+                return jobs[depth]
     return None
 
 

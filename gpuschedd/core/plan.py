@@ -317,12 +317,13 @@ class _Pass:
     def _becomes_first(self, entry: Entry, need: Need, found: Shadow) -> None:
         if self.policy.backfill is Backfill.OFF:
             self.blocked_by = entry.job.job_id
-        self._become_head(entry, need, found, len(self.host.fitting(need)))
+        free = len(self.host.fitting(need)) if self.explain >= 0 else 0
+        self._become_head(entry, need, found, free)
 
     def _become_head(self, entry: Entry, need: Need, found: Shadow, free: int) -> None:
         hold = Hold(self.host, entry.job, need, found)
         if self.explain >= 0:
-            reason = reasons.resources(self.host, need, free, found.at_s, hold.shown)
+            reason = reasons.resources(self.host, need, free, found.at_s, hold.shown())
             self._note(entry, reason)
         if self.policy.backfill is not Backfill.OFF:
             self.hold = hold
@@ -436,7 +437,7 @@ class _Pass:
             start_s=hold.at_s,
             since_s=before.since_s if before is not None and same else self.now_s,
             promised=self.promise is not None and self.promise.job_id == job.job_id,
-            gpus=self._uuids(hold.shown),
+            gpus=self._uuids(hold.shown()) if self.explain >= 0 else (),
             spare=hold.spare,
         )
 

@@ -11,7 +11,7 @@ from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 from gpusched_client.terms import JobId
-from gpuschedd.core.horizon import HorizonView, start_horizon
+from gpuschedd.core.horizon import HorizonView, promised_job, start_horizon
 from gpuschedd.core.model import (
     HOUR_S,
     NEVER_S,
@@ -108,16 +108,14 @@ class Merge:
 
     def holder(self, snapshot: Snapshot) -> Entry | None:
         """The promise's holder as an entry with its own priority, or None if it is not there."""
-        for queue in snapshot.queues.gpu if self._first is not None else ():
-            for job in queue.jobs:
-                if job.job_id == self._first:
-                    standing = self._standings.get(queue.uid)
-                    fair = 0.0 if standing is None else self._policy.w_fair * standing.factor
-                    stream = _Stream(self, UserQueue(queue.uid, queue.user, ()), fair)
-                    own = self.own_priority(job, fair)
-                    nice, since_s = job.nice, job.eligible_since_s
-                    return Entry(-own, nice, since_s, job.job_id, job, stream, True, None)
-        return None
+        job = promised_job(snapshot)
+        if job is None:
+            return None
+        standing = self._standings.get(job.uid)
+        fair = 0.0 if standing is None else self._policy.w_fair * standing.factor
+        stream = _Stream(self, UserQueue(job.uid, job.user, ()), fair)
+        own = self.own_priority(job, fair)
+        return Entry(-own, job.nice, job.eligible_since_s, job.job_id, job, stream, True, None)
 
     def drop(self, entry: Entry) -> None:
         """Look no further at that user's list."""
@@ -154,7 +152,7 @@ class Merge:
         while stream.at < len(jobs):
             job = jobs[stream.at]
             stream.at += 1
-            own = self.own_priority(job, stream.fair)
+            own = 0.0 if self._fcfs else self.own_priority(job, stream.fair)
             counts = self._horizon is None or self._horizon.counts(job)
             skip = job.job_id == self._first or (self.skip is not None and self.skip(job))
             if not skip:

@@ -73,9 +73,13 @@ class Hold:
         self.head = head
         self.need = need
         self.at_s = found.at_s
-        self.shown = choose(found.groups[0], need)
+        self._shown = found.groups[0]
         self._host = host
         self._useful = [{slot.position for slot in group} for group in found.groups]
+
+    def shown(self) -> list[Slot]:
+        """The GPUs to show as its future ones: a choice among the useful, binding nobody."""
+        return choose(self._shown, self.need)
 
     @property
     def spare(self) -> int:

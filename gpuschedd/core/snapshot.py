@@ -61,19 +61,12 @@ def _standings(
 ) -> dict[int, Standing]:
     """Active users: those with a running or an eligible job."""
     names = {job.uid: job.user for job in running}
-    names.update((queue.uid, queue.user) for queue in (*queues.gpu, *queues.cpu))
-    uids = sorted(names)
-    usages = {uid: accounts.usage(uid, now_s) for uid in uids}
-    own = {uid: shares.get(uid, 1.0) for uid in uids}
+    for queue in (*queues.gpu, *queues.cpu):
+        names[queue.uid] = queue.user
+    usages = {uid: accounts.usage(uid, now_s) for uid in sorted(names)}
+    own = {uid: shares.get(uid, 1.0) for uid in usages}
     by_uid = factors(usages, own)
     return {
-        uid: Standing(
-            uid=uid,
-            user=names[uid],
-            share=own[uid],
-            usage_gpu_s=usages[uid],
-            factor=by_uid[uid],
-            limit=limits.get(uid, _NO_LIMIT),
-        )
-        for uid in uids
+        uid: Standing(uid, names[uid], own[uid], used, by_uid[uid], limits.get(uid, _NO_LIMIT))
+        for uid, used in usages.items()
     }

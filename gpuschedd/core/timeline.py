@@ -93,26 +93,20 @@ class Need(NamedTuple):
 class Slot:
     """One GPU in service during a pass: what is on it now, and when that leaves."""
 
-    __slots__ = (
-        "alone",
-        "foreign_end_s",
-        "foreign_held",
-        "gpu",
-        "headroom_bytes",
-        "loads",
-        "position",
-        "whole_idle",
-    )
+    # Class attributes for what is rare: a pass makes one slot per GPU.
+    alone = False
+    whole_idle = True
+    foreign_held = False
+    foreign_end_s = 0.0
 
     def __init__(self, gpu: Gpu, position: int) -> None:
         self.gpu = gpu
         self.position = position
         self.headroom_bytes = gpu.total_bytes - gpu.reserved_bytes - gpu.foreign_bytes
         self.loads: list[Load] = []
-        self.alone = False
-        self.whole_idle = gpu.whole_idle
-        self.foreign_held = gpu.foreign_bytes > 0 or not gpu.whole_idle
-        self.foreign_end_s = 0.0
+        if gpu.foreign_bytes or not gpu.whole_idle:
+            self.foreign_held = True
+            self.whole_idle = gpu.whole_idle
 
     def add(self, load: Load) -> None:
         """Put one job on the GPU."""
@@ -185,7 +179,9 @@ class Host:
                     load = Load(end_s, held, alone, job.uid, job.job_id, job.decided_at_s, stuck)
                 slot = by_uuid.get(grant.uuid)
                 if slot is not None:
-                    slot.add(load)
+                    slot.loads.append(load)
+                    slot.headroom_bytes -= held
+                    slot.alone = slot.alone or alone
 
     def add(self, slot: Slot, load: Load) -> None:
         """A job of this pass sits down."""
@@ -248,7 +244,8 @@ class Host:
 
     def eligible(self, need: Need) -> list[Slot]:
         """GPUs in service that the request could ever use, were they empty."""
-        if need.model is None and max(need.bytes, need.card_bytes) <= self._smallest():
+        size = max(need.bytes, need.card_bytes)
+        if need.model is None and (size == 0 or size <= self._smallest()):
             return self.slots
         key = (need.model, need.card_bytes, need.bytes)
         found = self._eligible.get(key)
