@@ -165,6 +165,9 @@ class Controller:
         """Take no more commands; those that wait are refused and can be sent again."""
         self._stopping = True
         self._wake.set()
+        for timer in (self._timer, self._storage_timer):
+            if timer is not None:
+                timer.cancel()
         for command in self._commands:
             if command.reply is not None and not command.reply.done():
                 command.reply.set_exception(Unavailable("the daemon is stopping; try again"))
