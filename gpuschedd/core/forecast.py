@@ -12,7 +12,7 @@ from itertools import islice
 
 from gpusched_client.errors import NotFound
 from gpusched_client.terms import JobId
-from gpuschedd.core.horizon import promised_job
+from gpuschedd.core.horizon import NO_LIMIT, promised_job
 from gpuschedd.core.model import (
     NEVER_S,
     Counterfactual,
@@ -36,7 +36,8 @@ from gpuschedd.core.reasons import duration, gib, plural
 from gpuschedd.core.reservation import shadow
 from gpuschedd.core.timeline import Host, planned_end_s
 
-WALK_PASSES_MAX = 400
+WALK_PASSES_MIN = 10
+WALK_WORK_MAX = 200_000
 VRAM_STEP_BYTES = 2**20
 
 
@@ -45,14 +46,16 @@ def expected_starts(
 ) -> tuple[ExpectedStart, ...]:
     """Starts of the first jobs in scheduling order, if planned ends hold and nobody submits.
 
-    The order is that of now. A job without a known start has start_s None.
+    The order is that of now. A job without a known start, or beyond the end of the walk on a very
+    large host, has start_s None.
     """
     ranked = [job for job, _parts in islice(queue_order(snapshot, policy), first)]
     ranked = [job for job in ranked if job.request.gpus]
     walk = replace(policy, order=Order.FCFS, promise_within_s=NEVER_S)
-    state = replace(snapshot, queues=_in_order(ranked))
+    limited = {uid: s for uid, s in snapshot.standings.items() if s.limit != NO_LIMIT}
+    state = replace(snapshot, queues=_in_order(ranked), standings=limited)
     found: dict[JobId, ExpectedStart] = {}
-    for _pass in range(WALK_PASSES_MAX):
+    for _pass in range(_passes_max(snapshot, len(ranked))):
         made = plan(state, walk, explain=-1)
         for start in made.starts:
             gpus = tuple(grant.uuid for grant in start.grants)
@@ -66,12 +69,18 @@ def expected_starts(
     return tuple(found.get(job.job_id, ExpectedStart(job.job_id, None, ())) for job in ranked)
 
 
+def _passes_max(snapshot: Snapshot, jobs: int) -> int:
+    """A bound on the work: a pass costs about one unit per GPU and job that it looks at."""
+    size = len(snapshot.gpus) + len(snapshot.running) + jobs
+    return max(WALK_PASSES_MIN, WALK_WORK_MAX // max(1, size))
+
+
 def _in_order(jobs: list[Waiting]) -> QueueView:
-    """The lists, with positions for times: first-come-first-served then keeps this very order."""
-    by_uid: dict[int, list[Waiting]] = {}
-    for position, job in enumerate(jobs):
-        by_uid.setdefault(job.uid, []).append(replace(job, eligible_since_s=float(position)))
-    return QueueView(gpu=tuple(_queue(uid, own) for uid, own in sorted(by_uid.items())))
+    """One list of all, with positions for times: first-come-first-served keeps this very order."""
+    if not jobs:
+        return QueueView()
+    placed = [replace(job, eligible_since_s=float(position)) for position, job in enumerate(jobs)]
+    return QueueView(gpu=(_queue(-1, placed),))
 
 
 def _queue(uid: int, jobs: list[Waiting]) -> UserQueue:
@@ -146,11 +155,8 @@ def _running(start: Start, job: Waiting, now_s: float) -> RunningJob:
 
 
 def _without(queues: QueueView, started: set[JobId]) -> QueueView:
-    left = (
-        (queue.uid, [job for job in queue.jobs if job.job_id not in started])
-        for queue in queues.gpu
-    )
-    return QueueView(gpu=tuple(_queue(uid, jobs) for uid, jobs in left if jobs))
+    left = [job for job in queues.gpu[0].jobs if job.job_id not in started]
+    return QueueView(gpu=(_queue(-1, left),)) if left else QueueView()
 
 
 def counterfactuals(

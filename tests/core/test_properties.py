@@ -154,7 +154,7 @@ def test_no_gpu_is_promised_beyond_its_memory_or_twice(
 
 
 @LIGHT
-@given(hosts(), policies(), arrivals())
+@given(hosts(), policies(), arrivals(unlimited=True))
 def test_a_promised_start_never_moves_later(
     cards: tuple[Gpu, ...], policy: Policy, history: list[Arrival]
 ) -> None:
