@@ -57,6 +57,7 @@ log = logging.getLogger(__name__)
 BATCH_COMMANDS_MAX = 1_000
 QUEUE_COMMANDS_MAX = 20_000
 STORAGE_RETRY_S = 1.0
+WARNED_PART = 0.9  # of a time limit: then watchers and the log hear of it
 
 Evaluate = Callable[[Batch], Any]
 
@@ -443,6 +444,7 @@ class Controller:
             for start in made.starts:
                 self._place(batch, start)
         self._mark_stuck(batch, snapshot)
+        self._warn_of_limits(batch)
         rows = self._promise_rows(batch, made)
         try:
             await self._commit(batch, rows, settle=None if blocked else made)
@@ -472,6 +474,16 @@ class Controller:
             if job is not None and job.holds_gpus:
                 batch.put(replace(job, stuck=True))
                 batch.note("job_stuck", job)
+
+    def _warn_of_limits(self, batch: Batch) -> None:
+        """Say once, for each limit, that most of it has passed."""
+        for job_id in self.state.holding:
+            job = batch.job(job_id)
+            at_s = None if job is None else _warning_at_s(job)
+            if job is not None and at_s is not None and batch.now_s >= at_s:
+                limit_s = job.request.time_limit_s
+                batch.put(replace(job, warned_limit_s=limit_s))
+                batch.note("job_near_limit", job, limit=f"{limit_s:.0f} s", used=WARNED_PART)
 
     def _promise_rows(self, batch: Batch, made: Plan) -> list[PromiseRow]:
         """The promise that this pass makes, moves or ends, as rows and events."""
@@ -554,6 +566,8 @@ class Controller:
             for at_s in (job.not_before_sched_s, job.begin_at_sched_s)
             if at_s is not None and job.hold is None and job.state is JobState.PENDING
         ]
+        warnings = (_warning_at_s(self.state.jobs[job_id]) for job_id in self.state.holding)
+        times += [at_s for at_s in warnings if at_s is not None]
         if times:
             delay_s = max(0.01, min(times) - self.clock.now_s())
             self._timer = asyncio.get_running_loop().call_later(delay_s, self.poke)
@@ -612,6 +626,16 @@ class Controller:
         if gpus != self.state.gpus:
             self.state.gpus = gpus
             self.poke()
+
+
+def _warning_at_s(job: Job) -> float | None:
+    """When WARNED_PART of a running job's limit has passed; None: it has none, or was warned."""
+    limit_s = job.request.time_limit_s
+    if job.started_sched_s is None or limit_s is None or limit_s == job.warned_limit_s:
+        return None
+    if job.state is not JobState.RUNNING:
+        return None
+    return job.started_sched_s + WARNED_PART * limit_s
 
 
 def _newcomer(uid: int, user: str) -> Standing:

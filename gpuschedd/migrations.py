@@ -53,6 +53,7 @@ _FIRST_TABLES = (
         decided_sched_s REAL,
         decided_limit_s REAL,
         stuck INTEGER NOT NULL,
+        warned_limit_s REAL,
         started_sched_s REAL,
         main_ended_sched_s REAL,
         not_before_sched_s REAL,

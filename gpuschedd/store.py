@@ -652,6 +652,7 @@ _SAME_NAME = (
         "submitted_sched_s",
     ),
     *("decided_sched_s", "decided_limit_s", "stuck", "started_sched_s", "main_ended_sched_s"),
+    *("warned_limit_s",),
     *("not_before_sched_s", "begin_at_sched_s", "whole", "exit_code", "exit_signal"),
     *("cause_detail", "cpu_user_s", "cpu_system_s", "max_rss_bytes", "launch_failures"),
     *("retries", "retries_used"),

@@ -53,6 +53,7 @@ class Job:
     decided_sched_s: float | None = None
     decided_limit_s: float | None = None  # the limit at the decision; the request's may be raised
     stuck: bool = False  # far past its planned end; sticky
+    warned_limit_s: float | None = None  # the limit of which 90 % had passed, when it was said
     started_at_s: float | None = None
     started_sched_s: float | None = None
     main_ended_sched_s: float | None = None
@@ -250,6 +251,7 @@ def _waiting_again(job: Job, attempts: int = 1) -> Job:
         started_at_s=None,
         started_sched_s=None,
         main_ended_sched_s=None,
+        warned_limit_s=None,
         ended_at_s=None,
         signals=(),
     )

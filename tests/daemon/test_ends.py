@@ -208,3 +208,16 @@ def test_no_exec_holds_the_gpu_for_the_limit_and_runs_nothing(tmp_path: Path) ->
         client.wait(job.id, timeout_s=30)
     daemon.stop()
     assert not mark.exists()
+
+
+def test_a_job_is_warned_of_once_when_nine_tenths_of_its_limit_have_passed(
+    daemon: DaemonProcess,
+) -> None:
+    """An event for watchers, a line in the log."""
+    with daemon.client() as client:
+        job = client.submit(["sleep", "30"], time_limit=2, output="/dev/null")
+        ended = client.wait(job.id, timeout_s=30)
+        assert ended.state is JobState.TIMEOUT
+        kinds = [event.kind for event in client.job(job.id).events or ()]
+        assert kinds.count("job_near_limit") == 1
+    assert f"job_near_limit job={job.id}" in daemon.log.read_text()
