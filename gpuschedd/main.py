@@ -32,6 +32,7 @@ from gpuschedd.gpuwatch import GpuWatch
 from gpuschedd.handlers import Handlers, Outlook
 from gpuschedd.launcher import DirectLauncher, Launcher
 from gpuschedd.notify import ServiceManager, passed_socket
+from gpuschedd.replay.command import replay
 from gpuschedd.server import Server
 from gpuschedd.simclaims import SYSTEM_DIR
 from gpuschedd.simgpu import SimulatedGpus
@@ -193,6 +194,7 @@ class Daemon:
         looping = asyncio.ensure_future(self.controller.run())
         watching = asyncio.ensure_future(self.watch.run())
         await self.actions.recover_all()
+        await asyncio.wait({looping, self._settled()}, return_when=asyncio.FIRST_COMPLETED)
         await self._first_sweep(looping)
         await self.server.listen(self._listening())
         self.manager.send("READY=1")
@@ -209,6 +211,10 @@ class Daemon:
         for task in (*helpers, watching, stopping):
             task.cancel()
         return await self._shut_down(looping, watching)
+
+    def _settled(self) -> asyncio.Future[Any]:
+        """Done when what recovery found is in the books: commands are taken in order."""
+        return asyncio.ensure_future(self.controller.ask(lambda _: None))
 
     async def _first_sweep(self, looping: asyncio.Future[None]) -> None:
         """Have GPUs, or a reason for none, before the first client asks."""
@@ -466,6 +472,7 @@ def check_config(system: bool, file: Path | None) -> None:
     click.echo(f"{path} {state}; it sets {', '.join(changed) or 'nothing'}")
 
 
+cli.add_command(replay)
 cli.add_command(install.cli, "install")
 
 
