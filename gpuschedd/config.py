@@ -131,6 +131,43 @@ def _gpu_list(value: Any) -> tuple[int | str, ...]:
     return tuple(value)
 
 
+@dataclass(frozen=True, slots=True)
+class ProcessRule:
+    """Which foreign processes do not keep a GPU from being idle: all that is given must hold."""
+
+    name: str | None = None  # the command, as in /proc/PID/comm
+    uid: int | None = None
+    below_bytes: int | None = None
+
+
+def _process_rules(value: Any) -> tuple[ProcessRule, ...]:
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise ValueError('must be a list such as ["name=ollama", "uid=1000,below=700M"]')
+    return tuple(_process_rule(item) for item in value)
+
+
+def _process_rule(text: str) -> ProcessRule:
+    """ "name=COMMAND", "uid=NUMBER" and "below=SIZE", joined by commas."""
+    found: dict[str, Any] = {}
+    for word in text.split(","):
+        key, _, given = word.strip().partition("=")
+        if key == "name" and given:
+            found["name"] = given
+        elif key == "uid" and given.isdecimal():
+            found["uid"] = int(given)
+        elif key == "below":
+            found["below_bytes"] = _bytes(given)
+        else:
+            raise ValueError(f"{word!r} is not name=COMMAND, uid=NUMBER or below=SIZE")
+    return ProcessRule(**found)
+
+
+def _xids(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list) or not all(type(item) is int and item > 0 for item in value):
+        raise ValueError("must be a list of Xid numbers, such as [48, 79]")
+    return tuple(value)
+
+
 def _texts(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise ValueError("must be a list of texts")
@@ -167,6 +204,33 @@ class Sharing:
     min_share: float = _key(0.25, _number(0, 1), "least part of a GPU a shared job is charged")
     spike_buffer: float = _key(0.1, _number(0, 10), "added to observed peaks of foreign use")
     idle_threshold_bytes: int = _key(200 * _MIB, _bytes, "foreign use that still counts as idle")
+    ignore_processes: tuple[ProcessRule, ...] = _key(
+        (), _process_rules, 'idle in spite of these, as "name=ollama,uid=1000,below=700M"'
+    )
+    tolerance: float = _key(0.1, _number(0, 1), "declared VRAM is right within this part of it")
+
+
+# The table of Xids: what NVIDIA's catalog and device plugin say, and the driver's recovery action.
+XID_QUARANTINE = (46, 48, 62, 64, 74, 95, 109, 110, 119, 120, 136, 140, 143, 156, 158)
+XID_REBOOT = (79,)
+
+
+@dataclass(frozen=True, slots=True)
+class Nvml:
+    """The driver: what it is asked, how long it may take, and what makes a GPU sick."""
+
+    accounting: bool = _key(True, _flag, "use the driver's own peaks; root switches them on")
+    sweep_deadline_s: float = _key(5.0, _seconds, "for one look at all GPUs")
+    open_deadline_s: float = _key(60.0, _seconds, "for the start of the driver")
+    health_interval_s: float = _key(30.0, _seconds, "between two health checks")
+    skip_calls: tuple[str, ...] = _key((), _texts, "NVML functions that are never called")
+    integrated_models: tuple[str, ...] = _key(
+        ("GB10", "Orin", "Thor", "Xavier", "Tegra"), _texts, "GPUs that share the host's memory"
+    )
+    quarantine_xids: tuple[int, ...] = _key(
+        XID_QUARANTINE, _xids, "out of service until the driver asks for nothing any more"
+    )
+    reboot_xids: tuple[int, ...] = _key(XID_REBOOT, _xids, "out of service until a reboot")
 
 
 def _maybe(parse: Parse) -> Parse:
@@ -257,11 +321,16 @@ class Config:
     exec_jobs: bool = _key(True, _flag, "false: jobs hold their GPUs and run nothing")
     admin_group: str = _key("", _text, "members administer the scheduler, as root does")
     private: bool = _key(False, _flag, "hide other users' job names, commands and directories")
-    gpu_sample_interval_s: float = _key(1.0, _seconds, "between two looks at the GPUs")
+    gpu_sample_interval_s: float = _key(0.5, _seconds, "between two looks at the GPUs")
+    visible_devices: str = _key(
+        "auto", _choice("auto", "index", "uuid"), "how CUDA_VISIBLE_DEVICES names a job's GPUs"
+    )
+    bind_cpus: bool = _key(False, _flag, "run jobs on the CPUs near their GPUs")
     shares: tuple[tuple[str, float], ...] = ()
     billing: tuple[tuple[str, float], ...] = ()
     scheduling: Scheduling = Scheduling()
     sharing: Sharing = Sharing()
+    nvml: Nvml = Nvml()
     limits: Limits = Limits()
     jobs: Jobs = Jobs()
 

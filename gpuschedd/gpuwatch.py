@@ -1,6 +1,7 @@
 """Looking at the GPUs again and again: samples in, facts to the controller.
 
-Keeps the last sample when a sweep fails, marked stale: a failed sweep never frees a GPU.
+Keeps the last sample when a sweep fails, marked stale: a failed sweep never frees a GPU, and ends
+no job. Owns the cadence, what is missing since when, and the figures of the jobs that run.
 """
 
 from __future__ import annotations
@@ -9,55 +10,120 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 
 from gpusched_client.terms import GpuUuid, JobId
-from gpuschedd.attribution import Attribution, describe
+from gpuschedd.attribution import Attribution, JobKey
+from gpuschedd.config import Config
 from gpuschedd.controller import Controller
 from gpuschedd.core import admission
 from gpuschedd.core.lifecycle import Job
-from gpuschedd.core.model import Grant
-from gpuschedd.gpus import GpuInfo, GpuSource, GpuSourceDown, Sample, Want, pick
-from gpuschedd.ledger import Facts, Ledger
+from gpuschedd.core.model import Gpu, GpuState, Grant
+from gpuschedd.gpus import (
+    GpuEvent,
+    GpuInfo,
+    GpuReading,
+    GpuSource,
+    GpuSourceDown,
+    Sample,
+    Want,
+    pick,
+)
+from gpuschedd.health import (
+    HealthBook,
+    HealthChange,
+    HealthRules,
+    Illness,
+    rules_of,
+    xid_text,
+)
+from gpuschedd.ledger import Facts, Holding, Ledger, Standing, Violation
+from gpuschedd.peaks import GpuUse, UseMeter
+from gpuschedd.simgpu import UUID_PREFIX
 from gpuschedd.state import Batch
 from gpuschedd.store import GpuRow
 from gpuschedd.views import UsedGpu
 
 log = logging.getLogger(__name__)
 
-STALE_AFTER_SWEEPS = 3  # missed ones
-RETRY_S = 5.0  # after a failed sweep
+RETRY_S = 1.0  # after a failed sweep; the source has a back-off of its own
+STALE_AFTER_S = 15.0  # without a sample: nothing new is placed
+LOST_AFTER_S = 60.0  # of a GPU that the driver does not list any more
+SICK_CHECK_S = 5.0  # between two health checks while a GPU is sick
+COST_SHARE = 0.05  # of the time, at most, in the driver
+INTERVAL_FACTOR_MAX = 16
+LOOK_AGE_S = 1.0  # the last look before a launch is no older
+XID_BLAME_S = 30.0  # an Xid so long before a job's end may be its cause
+
+
+@dataclass(frozen=True, slots=True)
+class Xid:
+    """One Xid of one GPU, for the cause of a death."""
+
+    uuid: GpuUuid
+    number: int
+    at_s: float
 
 
 class GpuWatch:
     """The sampling loop and what it knows."""
 
-    def __init__(self, source: GpuSource, controller: Controller, attribution: Attribution) -> None:
+    def __init__(
+        self,
+        source: GpuSource,
+        controller: Controller,
+        attribution: Attribution,
+        *,
+        same_boot: bool = True,
+    ) -> None:
+        """`same_boot`: the sick GPUs of the books are still as they were."""
         self._source = source
         self._controller = controller
         self._attribution = attribution
-        self._ledger = Ledger(controller.state.config.sharing, describe)
+        config = controller.state.config
+        self._ledger = Ledger(config.sharing, attribution.owner_of, attribution.stranger)
+        self._health = HealthBook(_rules(config), self._ill_before() if same_boot else {})
+        self.meter = UseMeter()
         self._poke = asyncio.Event()
         self._sample: Sample | None = None
+        self._info: dict[GpuUuid, GpuInfo] = {}  # every GPU of this run, also those that are gone
+        self._missing_since_s: dict[GpuUuid, float] = {}
+        self._checked_s = 0.0
+        self._wants_checks = False
+        self._checks: dict[GpuUuid, GpuReading] = {}
+        self._factor = 1
+        self._looking: asyncio.Task[bool] | None = None
+        self._strays: set[Violation] = set()
+        self._xids: list[Xid] = []
+        self._warned: frozenset[str] = frozenset()
+        self.released: str | None = None  # why the driver is let go of
         self.problem: str | None = None
         self.first_sweep = asyncio.Event()
+
+    # --- for others ---------------------------------------------------------------------------
 
     @property
     def is_stale(self) -> bool:
         """True while the last sweeps failed."""
-        return self.problem is not None
+        return self.problem is not None or self.released is not None
 
     @property
     def sample_age_s(self) -> float | None:
         """Since the last sweep that worked; None before the first."""
         if self._sample is None:
             return None
-        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - self._sample.taken_boottime_s)
+        return max(0.0, _boottime_s() - self._sample.taken_boottime_s)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What an admin should know of the driver."""
+        return self._sample.warnings if self._sample is not None else ()
 
     def info(self) -> dict[GpuUuid, GpuInfo]:
-        """The last inventory."""
-        return {gpu.uuid: gpu for gpu in self._sample.inventory} if self._sample else {}
+        """Every GPU seen in this run."""
+        return self._info
 
     def used(self) -> Mapping[GpuUuid, UsedGpu]:
         """The last readings, for display."""
@@ -70,70 +136,332 @@ class GpuWatch:
 
     def job_gone(self, job: Job) -> None:
         """Its GPUs need a look newer than its end."""
+        key = (job.job_id, job.attempt)
         uuids = [grant.uuid for grant in job.grants]
+        self.meter.forget(key)
+        self._strays = {stray for stray in self._strays if stray.key != key}
         if uuids:
-            self._ledger.job_ended(uuids, time.clock_gettime(time.CLOCK_BOOTTIME))
-            self._ledger.forget_job(job.job_id)
+            self._ledger.job_ended(key, uuids, _boottime_s())
             self._poke.set()
             self.retake()
 
     def reconfigure(self) -> None:
         """The configuration was read again."""
-        self._ledger.sharing = self._controller.state.config.sharing
+        config = self._controller.state.config
+        self._ledger.sharing = config.sharing
+        self._health.rules = _rules(config)
         self.retake()
+
+    def refresh(self) -> None:
+        """Something beside the samples has changed."""
+        self.retake()
+
+    def pardon(self, uuid: GpuUuid) -> None:
+        """An admin puts a sick GPU back into service."""
+        self._health.pardon(uuid)
+        self.retake()
+
+    async def release(self, why: str) -> None:
+        """Let go of the driver; nothing is placed until `resume`."""
+        self.released = why
+        self.retake()
+        await self._source.release()
+
+    def resume(self) -> None:
+        """Open the driver again, with whatever GPUs and slices there are now."""
+        self.released = None
+        self._poke.set()
+
+    async def look(self) -> bool:
+        """A sample that is at most a second old; False where the driver gives none."""
+        age_s = self.sample_age_s
+        if age_s is not None and age_s <= LOOK_AGE_S:
+            return True
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.ensure_future(self._sweep())
+        return await asyncio.shield(self._looking)
+
+    def fits(self, job: Job) -> str | None:
+        """Why a job that was placed does not fit any more; None: it does."""
+        gpus = {gpu.uuid: gpu for gpu in self._controller.state.gpus}
+        for grant in job.grants:
+            gpu = gpus.get(grant.uuid)
+            if gpu is None or gpu.state is not GpuState.OK:
+                text = gpu.state_text if gpu is not None else "it is gone"
+                return f"GPU {gpu.index if gpu else grant.uuid} is out of service: {text}"
+            if job.whole and not gpu.whole_idle:
+                return f"GPU {gpu.index} is in use: {gpu.foreign_text}"
+            held = sum(holding.held_bytes for holding in self._holdings().get(grant.uuid, ()))
+            if not job.whole and gpu.capacity_bytes - gpu.foreign_bytes < held:
+                return f"GPU {gpu.index} has too little left: {gpu.foreign_text}"
+        return None
+
+    async def final_uses(self, job: Job) -> tuple[GpuUse, ...]:
+        """The figures of an attempt that is over, the driver's accounts included."""
+        key = (job.job_id, job.attempt)
+        pids = {uuid: found for uuid, found in self.meter.pids(key).items() if found}
+        accounts = await self._source.accounts(pids) if pids else {}
+        return self.meter.uses(key, accounts, job.started_at_s)
+
+    def xid_of(self, job: Job, ended_at_s: float) -> str | None:
+        """The Xid that may have ended a job: on one of its GPUs, during its last half minute."""
+        begun_s = max(ended_at_s - XID_BLAME_S, job.started_at_s or 0.0)
+        uuids = {grant.uuid for grant in job.grants}
+        for xid in reversed(self._xids):
+            if xid.uuid in uuids and begun_s <= xid.at_s:
+                index = self._info[xid.uuid].index if xid.uuid in self._info else "?"
+                return f"{xid_text(xid.number)} on GPU {index}"
+        return None
+
+    # --- the loop -----------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Sample until cancelled."""
         while True:
-            pause_s = self._controller.state.config.gpu_sample_interval_s
-            if not await self._sweep():
-                pause_s = max(pause_s, RETRY_S)
+            worked = True
+            if self.released is None:
+                if self._looking is None or self._looking.done():
+                    self._looking = asyncio.ensure_future(self._sweep())
+                worked = await asyncio.shield(self._looking)
             self.first_sweep.set()
-            try:
-                async with asyncio.timeout(pause_s):
-                    await self._poke.wait()
-            except TimeoutError:
-                continue
+            await self._pause(worked)
+
+    async def _pause(self, worked: bool) -> None:
+        pause_s = self._controller.state.config.gpu_sample_interval_s * self._factor
+        if not worked:
+            pause_s = max(pause_s, RETRY_S)
+        try:
+            async with asyncio.timeout(pause_s):
+                await self._poke.wait()
+        except TimeoutError:
+            return
+        if not worked:
+            await asyncio.sleep(RETRY_S)
 
     async def _sweep(self) -> bool:
         """One sample; False when it failed."""
-        fresh = self._poke.is_set()
         self._poke.clear()
-        state = self._controller.state
-        busy = frozenset(
-            grant.uuid for job_id in state.holding for grant in state.jobs[job_id].grants
-        )
+        began_s = _boottime_s()
         try:
-            sample = await self._source.sample(Want(busy_uuids=busy, fresh=fresh))
+            sample = await self._source.sample(self._want())
         except GpuSourceDown as down:
-            if self.problem != str(down):
-                log.warning("gpus_down error=%s", down)
-            self.problem = str(down)
+            self._note_down(str(down))
             return False
+        if self.released is not None:
+            return True
         if self.problem is not None:
             log.info("gpus_back")
             self.problem = None
-        wanted = pick(sample.inventory, state.config.gpus)
-        self._sample = replace(sample, inventory=wanted)
-        self.retake()
+        self._note_warnings(sample.warnings)
+        processes = [process for r in sample.readings for process in r.processes or ()]
+        if processes:
+            await asyncio.to_thread(self._attribution.learn, processes)
+        self._keep_cheap(sample.cost_s, _boottime_s() - began_s)
+        self._take(sample)
         return True
 
-    def retake(self) -> None:
+    def _want(self) -> Want:
+        held = self._holdings()
+        config = self._controller.state.config
+        sample_s = self._sample.taken_boottime_s if self._sample is not None else 0.0
+        every_s = config.nvml.health_interval_s
+        if self._health.is_anyone_ill:
+            every_s = min(every_s, SICK_CHECK_S)
+        health = self._wants_checks or _boottime_s() - self._checked_s >= every_s
+        return Want(
+            busy_uuids=frozenset(held),
+            fresh_uuids=self._ledger.stale_since(sample_s),
+            health=health,
+        )
+
+    def _note_down(self, text: str) -> None:
+        if self.problem != text:
+            log.warning("gpus_down error=%s", text)
+        self.problem = text
+        self.retake()
+
+    def _note_warnings(self, warnings: tuple[str, ...]) -> None:
+        for text in warnings:
+            if text not in self._warned:
+                log.warning("driver_warning text=%s", text)
+        self._warned = frozenset(warnings)
+
+    def _keep_cheap(self, cost_s: float, took_s: float) -> None:
+        """Jobs wait on the driver's lock while it answers us: look less often when that is dear."""
+        interval_s = self._controller.state.config.gpu_sample_interval_s
+        share = cost_s / max(interval_s * self._factor + took_s, 1e-3)
+        if share > COST_SHARE and self._factor < INTERVAL_FACTOR_MAX:
+            self._factor *= 2
+            log.info("gpu_sweeps_slowed interval=%.1f share=%.3f", interval_s * self._factor, share)
+        elif share < COST_SHARE / 4 and self._factor > 1:
+            self._factor //= 2
+
+    # --- one sample ---------------------------------------------------------------------------
+
+    def _take(self, sample: Sample) -> None:
+        config = self._controller.state.config
+        wanted = pick(sample.inventory, config.gpus)
+        uuids = {info.uuid for info in wanted}
+        readings = tuple(self._with_checks(r) for r in sample.readings if r.uuid in uuids)
+        sample = replace(sample, inventory=wanted, readings=readings)
+        now_s = _boottime_s()
+        for reading in readings:
+            self._missing_since_s.pop(reading.uuid, None)
+        self._info |= {info.uuid: info for info in wanted}
+        for uuid in self._info.keys() - {reading.uuid for reading in readings}:
+            self._missing_since_s.setdefault(uuid, now_s)
+        gone = [info for uuid, info in self._info.items() if uuid not in uuids]
+        gone = [info for info in gone if not self._is_replaced(info, wanted)]
+        self._sample = replace(sample, inventory=(*wanted, *gone))
+        self._take_health(sample)
+        facts = self.retake()
+        if facts is not None:
+            self._measure(sample, facts)
+
+    def _is_replaced(self, info: GpuInfo, wanted: Iterable[GpuInfo]) -> bool:
+        """A GPU whose slices are here now, or a slice that was taken apart, is not missing."""
+        present = {gpu.uuid for gpu in wanted}
+        parents = {gpu.parent_uuid for gpu in wanted}
+        replaced = info.uuid in parents or info.parent_uuid in present | parents - {None}
+        holds = info.uuid in self._holdings()
+        if replaced and not holds:
+            self._info.pop(info.uuid, None)
+            self._missing_since_s.pop(info.uuid, None)
+        return replaced and not holds
+
+    def _with_checks(self, reading: GpuReading) -> GpuReading:
+        """Checks are asked for now and then; what they said last still stands."""
+        if reading.checks is not None:
+            self._checks[reading.uuid] = reading
+            return reading
+        last = self._checks.get(reading.uuid)
+        return reading if last is None else replace(reading, checks=last.checks)
+
+    def _take_health(self, sample: Sample) -> None:
+        asked = [r for r in sample.readings if self._checks.get(r.uuid) is r]
+        if asked:
+            self._checked_s = _boottime_s()
+        self._wants_checks = bool(sample.events)
+        judged = replace(
+            sample,
+            readings=tuple(r if r in asked else replace(r, checks=None) for r in sample.readings),
+        )
+        changes = self._health.take(judged)
+        if sample.events:
+            self._note_events(sample.events)
+        if changes:
+            self._note_health(changes)
+
+    def _note_events(self, events: tuple[GpuEvent, ...]) -> None:
+        wall_s = self._controller.clock.wall_s()
+        xids = [event for event in events if event.kind == "xid"]
+        self._xids = [*self._xids, *(Xid(x.uuid, x.number, wall_s) for x in xids)][-1000:]
+        for xid in xids:
+            index = self._info[xid.uuid].index if xid.uuid in self._info else None
+            text = xid_text(xid.number)
+            facts = {"gpu": str(xid.uuid), "index": index, "xid": xid.number, "text": text}
+            self._controller.tell(partial(_note_event, "gpu_xid", facts))
+
+    def _note_health(self, changes: list[HealthChange]) -> None:
+        """Into the books: a restart of the daemon makes no GPU well."""
+
+        def note(batch: Batch) -> None:
+            for change in changes:
+                row = batch.gpu_row(change.uuid)
+                reason = change.illness.reason if change.illness else None
+                if row is not None:
+                    until = bool(change.illness and change.illness.until_reboot)
+                    batch.gpu_rows[change.uuid] = replace(row, sick=reason, sick_until_reboot=until)
+                kind = "gpu_sick" if reason else "gpu_recovered"
+                index = row.gpu_index if row else None
+                batch.note(kind, gpu=str(change.uuid), index=index, reason=reason)
+
+        self._controller.tell(note)
+
+    def retake(self) -> Facts | None:
         """Facts from the last sample, with what changed beside it: drains, ends, configuration."""
-        if self._sample is None:
-            return
         controller = self._controller
-        drained = {
-            uuid: row.drained
-            for uuid, row in controller.state.gpu_rows.items()
-            if row.drained is not None
-        }
+        if self._sample is None:
+            controller.state.gpu_problem = self.released or self.problem
+            controller.set_gpus(self._gpus_of_the_books())
+            return None
         facts = self._ledger.take(
-            self._sample, self._attribution.job_of, drained, controller.clock.now_s()
+            self._sample, self._holdings(), self._standing(), controller.clock.now_s()
         )
         self._keep_inventory(facts)
         self._hold_overuse(facts)
+        self._note_strays(facts)
         controller.set_gpus(facts.gpus)
+        return facts
+
+    def _standing(self) -> Standing:
+        state, now_s = self._controller.state, _boottime_s()
+        rows = state.gpu_rows.items()
+        sick = {uuid: self._health.illness(uuid) for uuid in self._info}
+        badges = {uuid: self._health.badge(uuid) for uuid in self._info}
+        since = self._missing_since_s.items()
+        lost = {
+            uuid: "the driver does not list it any more"
+            for uuid, since_s in since
+            if now_s - since_s >= LOST_AFTER_S and not self.is_stale
+        }
+        return Standing(
+            drained={uuid: row.drained for uuid, row in rows if row.drained is not None},
+            sick={uuid: illness.reason for uuid, illness in sick.items() if illness is not None},
+            badges={uuid: badge for uuid, badge in badges.items() if badge is not None},
+            lost=lost,
+            unread=self._unread_text(),
+        )
+
+    def _unread_text(self) -> str | None:
+        if self.released is not None:
+            return f"released by an admin: {self.released}"
+        age_s = self.sample_age_s
+        if self.problem is not None and age_s is not None and age_s > STALE_AFTER_S:
+            return self.problem
+        return None
+
+    def _gpus_of_the_books(self) -> tuple[Gpu, ...]:
+        """No sample yet: the GPUs that were here before, out of service, with the reason."""
+        text = self.released or self.problem or "no look at the GPUs yet"
+        rows = [
+            row
+            for row in self._controller.state.gpu_rows.values()
+            if row.uuid.startswith(UUID_PREFIX) == self._source.is_simulated
+        ]
+        return tuple(
+            Gpu(
+                uuid=row.uuid,
+                index=row.gpu_index,
+                model=row.model,
+                total_bytes=row.total_bytes or 0,
+                reserved_bytes=row.reserved_bytes,
+                minor=row.minor,
+                state=GpuState.UNREAD,
+                state_text=text,
+            )
+            for row in sorted(rows, key=lambda row: row.gpu_index)
+        )
+
+    def _holdings(self) -> dict[GpuUuid, list[Holding]]:
+        """What our jobs hold on each GPU."""
+        state = self._controller.state
+        found: dict[GpuUuid, list[Holding]] = {}
+        for job_id in state.holding:
+            job = state.jobs[job_id]
+            for grant in job.grants:
+                holding = Holding((job_id, job.attempt), grant.held_bytes)
+                found.setdefault(grant.uuid, []).append(holding)
+        return found
+
+    def _ill_before(self) -> dict[GpuUuid, Illness]:
+        return {
+            uuid: Illness(row.sick, row.sick_until_reboot)
+            for uuid, row in self._controller.state.gpu_rows.items()
+            if row.sick is not None
+        }
+
+    # --- into the books -----------------------------------------------------------------------
 
     def _keep_inventory(self, facts: Facts) -> None:
         """Put GPUs that are new, or changed, into the books."""
@@ -152,6 +480,8 @@ class GpuWatch:
                 reserved_bytes=info.reserved_bytes,
                 seen_at_s=wall_s,
                 drained=known.drained if known else None,
+                sick=known.sick if known else None,
+                sick_until_reboot=known.sick_until_reboot if known else False,
             )
             if known is None or replace(known, seen_at_s=wall_s) != row:
                 new[info.uuid] = row
@@ -169,14 +499,70 @@ class GpuWatch:
             job = state.jobs[job_id]
             if job.whole or not job.grants:
                 continue
+            key = (job_id, job.attempt)
             grants = tuple(
-                _grown(grant, facts.peaks.get((job_id, grant.uuid), 0), job, buffer)
+                _grown(grant, facts.peaks.get((key, grant.uuid), 0), job, buffer)
                 for grant in job.grants
             )
             if grants != job.grants:
                 grown[job_id] = grants
         if grown:
             self._controller.tell(lambda batch: _hold_more(batch, grown))
+
+    def _note_strays(self, facts: Facts) -> None:
+        """Once for each process: a job on a GPU that was not granted to it, a job's remains."""
+        new = [
+            (kind, stray)
+            for kind, strays in (
+                ("gpu_not_granted", facts.violations),
+                ("gpu_left_behind", facts.leftovers),
+            )
+            for stray in strays
+            if stray not in self._strays
+        ]
+        if not new:
+            return
+        self._strays |= {stray for _, stray in new}
+
+        def note(batch: Batch) -> None:
+            for kind, stray in new:
+                row = batch.gpu_row(stray.uuid)
+                batch.note(
+                    kind,
+                    batch.job(stray.key[0]),
+                    pid=stray.pid,
+                    gpu=str(stray.uuid),
+                    index=row.gpu_index if row else None,
+                    former_job=stray.key[0] if batch.job(stray.key[0]) is None else None,
+                )
+
+        self._controller.tell(note)
+
+    def _measure(self, sample: Sample, facts: Facts) -> None:
+        """What the jobs use, into their meters; now and then into the books."""
+        step_s = self.meter.step(sample.taken_boottime_s)
+        readings = {reading.uuid: reading for reading in sample.readings}
+        for (key, uuid), seen in facts.seen.items():
+            if uuid in readings:
+                self.meter.add(key, readings[uuid], seen, step_s)
+        moved = self.meter.to_save(_boottime_s())
+        if moved:
+            self._controller.tell(lambda batch: batch.gpu_uses.extend(moved))
+
+    def begin(self, job: Job) -> None:
+        """A job was placed: what is in use on its GPUs before it."""
+        readings = self._sample.readings if self._sample is not None else ()
+        used = {r.uuid: r.used_bytes for r in readings if r.used_bytes is not None}
+        key: JobKey = (job.job_id, job.attempt)
+        self.meter.begin(key, [grant.uuid for grant in job.grants], used)
+
+
+def _rules(config: Config) -> HealthRules:
+    return rules_of(config.nvml.quarantine_xids, config.nvml.reboot_xids)
+
+
+def _boottime_s() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _grown(grant: Grant, peak: int, job: Job, buffer: float) -> Grant:
@@ -202,7 +588,19 @@ def _hold_more(batch: Batch, grown: Mapping[JobId, tuple[Grant, ...]]) -> None:
             )
 
 
+def _note_event(kind: str, facts: Mapping[str, object], batch: Batch) -> None:
+    batch.note(kind, None, **facts)
+
+
 def _keep_rows(batch: Batch, rows: Mapping[GpuUuid, GpuRow]) -> None:
-    batch.gpu_rows.update(rows)
     for row in rows.values():
+        known = batch.gpu_row(row.uuid)
+        if known is not None:
+            row = replace(
+                row,
+                drained=known.drained,
+                sick=known.sick,
+                sick_until_reboot=known.sick_until_reboot,
+            )
+        batch.gpu_rows[row.uuid] = row
         batch.note("gpu_seen", gpu=str(row.uuid), index=row.gpu_index, model=row.model)

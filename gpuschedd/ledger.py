@@ -1,24 +1,66 @@
 """From what is seen on the GPUs to what may be placed on them.
 
-Keeps the peaks of foreign processes until they exit and the peaks of our own jobs; turns a sample
-into the core's Gpu facts. Asks nobody: attribution of a pid to a job is handed in.
+Per GPU the larger of promised and seen counts: foreign processes at their buffered peak until they
+exit, memory that no process owns, jobs at what they hold. Turns a sample into the core's Gpu facts.
+Reads nothing: who a process belongs to and what it is called is handed in.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from gpusched_client.terms import GpuUuid, JobId
-from gpusched_client.units import bytes_text
-from gpuschedd.config import Sharing
+from gpuschedd.attribution import JobKey, Stranger
+from gpuschedd.config import ProcessRule, Sharing
 from gpuschedd.core.model import Gpu, GpuState
 from gpuschedd.gpus import GpuInfo, GpuProcess, GpuReading, Sample
+from gpuschedd.peaks import Seen
 
-JobOf = Callable[[GpuProcess], JobId | None]
-DescribePid = Callable[[int], str]
+MIB = 2**20
+STEP_BYTES = 16 * MIB  # ownerless memory wobbles: counted in such steps, rounded up
+AFTERGLOW_S = 30.0  # ownerless memory is the last job's for so long after its end
+NAMED_MAX = 3
+DISPLAY_COMMANDS = frozenset({"Xorg", "X", "Xwayland", "gnome-shell", "kwin_x11", "kwin_wayland"})
+DISPLAY_USERS = frozenset({"root", "gdm", "sddm", "lightdm"})
+_COMPUTE_PROHIBITED, _EXCLUSIVE_PROCESS = 2, 3
+
+OwnerOf = Callable[[GpuProcess], JobKey | None]
+StrangerOf = Callable[[GpuProcess], Stranger]
 ProcessKey = tuple[GpuUuid, int, int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What one attempt holds on one GPU."""
+
+    key: JobKey
+    held_bytes: int
+
+
+Holdings = Mapping[GpuUuid, Sequence[Holding]]
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A job's process on a GPU that was not granted to the job."""
+
+    key: JobKey
+    pid: int
+    uuid: GpuUuid
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What is known beside the sample: who is drained, sick or missing, and why."""
+
+    drained: Mapping[GpuUuid, str] = field(default_factory=dict)
+    sick: Mapping[GpuUuid, str] = field(default_factory=dict)
+    badges: Mapping[GpuUuid, str] = field(default_factory=dict)
+    lost: Mapping[GpuUuid, str] = field(default_factory=dict)
+    unread: str | None = None  # why nothing at all is known of any GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,144 +68,346 @@ class Facts:
     """One sample's outcome."""
 
     gpus: tuple[Gpu, ...]
-    used_by: Mapping[tuple[JobId, GpuUuid], int]  # bytes of our jobs now
-    peaks: Mapping[tuple[JobId, GpuUuid], int]  # their highest so far
+    seen: Mapping[tuple[JobKey, GpuUuid], Seen] = field(default_factory=dict)
+    peaks: Mapping[tuple[JobKey, GpuUuid], int] = field(default_factory=dict)
+    violations: tuple[Violation, ...] = ()
+    leftovers: tuple[Violation, ...] = ()  # of attempts that are over
+
+
+@dataclass(slots=True)
+class _Foreign:
+    """A process that is not at home on this GPU."""
+
+    process: GpuProcess
+    stranger: Stranger
+    peak: int
+    note: str | None = None  # instead of its name: a job's process out of place
+    is_quiet: bool = False  # does not break idleness
+
+    def key(self, uuid: GpuUuid) -> ProcessKey:
+        """The process on this GPU."""
+        return uuid, self.process.pid, self.process.start_ticks
+
+    @property
+    def has_name(self) -> bool:
+        """A process that a line of the configuration could mean."""
+        return not self.is_quiet and self.note is None and self.stranger.uid is not None
+
+
+@dataclass(slots=True)
+class _Count:
+    """One GPU in the making."""
+
+    own: dict[JobKey, list[GpuProcess]] = field(default_factory=dict)
+    foreign: list[_Foreign] = field(default_factory=list)
+    ownerless: int = 0
+    charged: int = 0  # of it: to the only job
 
 
 class Ledger:
     """The memory of what was seen. One instance lives as long as the daemon."""
 
-    def __init__(self, sharing: Sharing, describe: DescribePid) -> None:
+    def __init__(self, sharing: Sharing, owner_of: OwnerOf, stranger_of: StrangerOf) -> None:
         self.sharing = sharing
-        self._describe = describe
+        self._owner_of = owner_of
+        self._stranger_of = stranger_of
         self._foreign_peaks: dict[ProcessKey, int] = {}
         self._foreign_since_s: dict[GpuUuid, float] = {}
-        self._own_peaks: dict[tuple[JobId, GpuUuid], int] = {}
-        self._ended_boottime_s: dict[GpuUuid, float] = {}
+        self._own_peaks: dict[tuple[JobKey, GpuUuid], int] = {}
+        self._ended: dict[GpuUuid, tuple[float, JobId]] = {}  # boot time, last job
+        self._empty_ownerless: dict[GpuUuid, int] = {}  # while no job was there
 
-    def job_ended(self, uuids: Iterable[GpuUuid], boottime_s: float) -> None:
+    def job_ended(self, key: JobKey, uuids: Iterable[GpuUuid], boottime_s: float) -> None:
         """Samples taken before boottime_s say nothing more about these GPUs."""
         for uuid in uuids:
-            self._ended_boottime_s[uuid] = boottime_s
+            self._ended[uuid] = (boottime_s, key[0])
+            self._own_peaks.pop((key, uuid), None)
 
-    def forget_job(self, job_id: JobId) -> None:
-        """Its peaks are in the books."""
-        for key in [key for key in self._own_peaks if key[0] == job_id]:
-            del self._own_peaks[key]
+    def stale_since(self, sample_s: float) -> frozenset[GpuUuid]:
+        """GPUs on which a job has ended since a sample was taken."""
+        return frozenset(uuid for uuid, (at_s, _) in self._ended.items() if at_s > sample_s)
 
-    def take(
-        self,
-        sample: Sample,
-        job_of: JobOf,
-        drained: Mapping[GpuUuid, str],
-        now_s: float,
-    ) -> Facts:
+    def take(self, sample: Sample, holdings: Holdings, standing: Standing, now_s: float) -> Facts:
         """The facts that this sample gives, with the peaks of earlier ones."""
         readings = {reading.uuid: reading for reading in sample.readings}
-        used_by: dict[tuple[JobId, GpuUuid], int] = {}
-        gpus = []
-        seen_keys: set[ProcessKey] = set()
+        live = {holding.key for held in holdings.values() for holding in held}
+        gpus, seen_keys = [], set()
+        seen: dict[tuple[JobKey, GpuUuid], Seen] = {}
+        out_of_place: list[Violation] = []
+        left: list[Violation] = []
         for info in sample.inventory:
             reading = readings.get(info.uuid)
-            gpu = _identity(info)
-            if reading is not None:
-                foreign = self._attribute(info, reading, job_of, used_by, seen_keys)
-                gpu = self._with_use(gpu, reading, foreign, now_s)
-            gpus.append(self._with_state(gpu, info, reading, drained, sample))
-        for key in [key for key in self._foreign_peaks if key not in seen_keys]:
-            del self._foreign_peaks[key]
-        for own, size in used_by.items():
-            self._own_peaks[own] = max(size, self._own_peaks.get(own, 0))
-        return Facts(tuple(gpus), used_by, dict(self._own_peaks))
+            gpu = _identity(info, reading)
+            held = holdings.get(info.uuid, ())
+            if reading is not None and reading.fault is None:
+                count = self._count(info, reading, held, live)
+                seen_keys |= {foreign.key(info.uuid) for foreign in count.foreign}
+                self._see(info, count, seen)
+                gpu = self._with_use(gpu, info, reading, count, held, now_s)
+                if sample.taken_boottime_s >= self._ended.get(info.uuid, (0.0, 0))[0]:
+                    self._find_strays(info.uuid, count, live, out_of_place, left)
+            elif reading is not None and reading.fault == "unsupported":
+                gpu = self._without_memory(gpu, info, reading, held, live)
+            gpus.append(self._with_state(gpu, info, reading, standing, sample))
+        self._forget_foreign(seen_keys, {r.uuid for r in sample.readings if r.fault is None})
+        for own, entry in seen.items():
+            self._own_peaks[own] = max(entry.used_bytes or 0, self._own_peaks.get(own, 0))
+        return Facts(tuple(gpus), seen, dict(self._own_peaks), tuple(out_of_place), tuple(left))
 
-    def _attribute(
+    def _forget_foreign(self, seen: set[ProcessKey], answered: set[GpuUuid]) -> None:
+        """A foreign peak lasts until its process has left the list of a GPU that answers."""
+        gone = [key for key in self._foreign_peaks if key not in seen and key[0] in answered]
+        for key in gone:
+            del self._foreign_peaks[key]
+
+    # --- who is on it -------------------------------------------------------------------------
+
+    def _count(
+        self, info: GpuInfo, reading: GpuReading, held: Sequence[Holding], live: set[JobKey]
+    ) -> _Count:
+        """The processes by whom they belong to, and the memory of nobody."""
+        count = _Count()
+        at_home = {holding.key for holding in held}
+        for process in reading.processes or ():
+            key = self._owner_of(process)
+            if key in at_home:
+                assert key is not None
+                count.own.setdefault(key, []).append(process)
+            else:
+                count.foreign.append(self._foreign(info, process, key, live))
+        count.ownerless = self._ownerless(info, reading)
+        self._charge(info, count, at_home)
+        return count
+
+    def _foreign(
+        self, info: GpuInfo, process: GpuProcess, key: JobKey | None, live: set[JobKey]
+    ) -> _Foreign:
+        process_key = (info.uuid, process.pid, process.start_ticks)
+        peak = max(process.used_bytes or 0, self._foreign_peaks.get(process_key, 0))
+        self._foreign_peaks[process_key] = peak
+        stranger = self._stranger_of(process)
+        note = None
+        if key is not None:
+            of_job = f"pid {process.pid} of job {key[0]}"
+            note = f"{of_job}, not granted to it" if key in live else f"{of_job}, left behind"
+        return _Foreign(process, stranger, peak, note, self._is_quiet(process, stranger, peak))
+
+    def _is_quiet(self, process: GpuProcess, stranger: Stranger, peak: int) -> bool:
+        """Displays, the MPS server, and what the configuration names: idle in spite of them."""
+        if process.infrastructure:
+            return True
+        is_display = stranger.command in DISPLAY_COMMANDS or stranger.user in DISPLAY_USERS
+        if process.graphics_only and is_display:
+            return True
+        return any(is_ignored(rule, stranger, peak) for rule in self.sharing.ignore_processes)
+
+    @staticmethod
+    def _ownerless(info: GpuInfo, reading: GpuReading) -> int:
+        """Managed memory, leaks, dead processes; on coherent memory also the page cache: not it."""
+        if reading.processes is None or reading.listed_used_bytes is None or info.coherent:
+            return 0
+        listed = sum(process.used_bytes or 0 for process in reading.processes)
+        return max(0, reading.listed_used_bytes - listed)
+
+    def _charge(self, info: GpuInfo, count: _Count, at_home: set[JobKey]) -> None:
+        """Ownerless memory that came with the only job is that job's."""
+        if not at_home:
+            self._empty_ownerless[info.uuid] = count.ownerless
+            return
+        before = self._empty_ownerless.setdefault(info.uuid, count.ownerless)
+        if len(at_home) == 1 and len(count.own) == 1 and not count.foreign:
+            count.charged = max(0, count.ownerless - before)
+            count.ownerless -= count.charged
+
+    def _see(
         self,
         info: GpuInfo,
-        reading: GpuReading,
-        job_of: JobOf,
-        used_by: dict[tuple[JobId, GpuUuid], int],
-        seen_keys: set[ProcessKey],
-    ) -> list[tuple[GpuProcess, int]]:
-        """Our jobs' bytes into used_by; the foreign processes with their peaks are returned."""
-        foreign: list[tuple[GpuProcess, int]] = []
-        for process in reading.processes or ():
-            job_id = job_of(process)
-            used = process.used_bytes or 0
-            if job_id is not None:
-                key = (job_id, info.uuid)
-                used_by[key] = used_by.get(key, 0) + used
-                continue
-            process_key = (info.uuid, process.pid, process.start_ticks)
-            seen_keys.add(process_key)
-            peak = max(used, self._foreign_peaks.get(process_key, 0))
-            self._foreign_peaks[process_key] = peak
-            foreign.append((process, peak))
-        return foreign
+        count: _Count,
+        seen: dict[tuple[JobKey, GpuUuid], Seen],
+    ) -> None:
+        """What each of our jobs uses here."""
+        noisy = any(not foreign.is_quiet for foreign in count.foreign)
+        for key, processes in count.own.items():
+            sizes = [process.used_bytes for process in processes if process.used_bytes is not None]
+            used = sum(sizes) + count.charged if len(sizes) == len(processes) else None
+            if used is None and count.charged:
+                used = sum(sizes) + count.charged  # by difference: nobody else is here
+            pids = tuple(process.pid for process in processes)
+            seen[key, info.uuid] = Seen(used, count.charged > 0, pids, len(count.own), noisy)
+
+    def _find_strays(
+        self,
+        uuid: GpuUuid,
+        count: _Count,
+        live: set[JobKey],
+        out_of_place: list[Violation],
+        left: list[Violation],
+    ) -> None:
+        for foreign in count.foreign:
+            key = self._owner_of(foreign.process)
+            if key is not None:
+                stray = Violation(key, foreign.process.pid, uuid)
+                (out_of_place if key in live else left).append(stray)
+
+    # --- how much is left ---------------------------------------------------------------------
 
     def _with_use(
-        self, gpu: Gpu, reading: GpuReading, foreign: list[tuple[GpuProcess, int]], now_s: float
+        self,
+        gpu: Gpu,
+        info: GpuInfo,
+        reading: GpuReading,
+        count: _Count,
+        held: Sequence[Holding],
+        now_s: float,
     ) -> Gpu:
-        """Foreign bytes: buffered peaks, and what no process owns."""
+        """Foreign bytes: buffered peaks, what nobody owns, and what nobody has explained yet."""
         if reading.used_bytes is None:
             return gpu
-        listed = sum(process.used_bytes or 0 for process in reading.processes or ())
-        ownerless = max(0, reading.used_bytes - listed) if reading.processes is not None else 0
-        peaks = sum(math.ceil(peak * (1 + self.sharing.spike_buffer)) for _, peak in foreign)
-        foreign_bytes = peaks + ownerless
-        counted = sum(peak for process, peak in foreign if not process.graphics_only) + ownerless
-        whole_idle = counted <= self.sharing.idle_threshold_bytes
-        if foreign_bytes == 0:
-            self._foreign_since_s.pop(gpu.uuid, None)
-            return gpu
-        since_s = self._foreign_since_s.setdefault(gpu.uuid, now_s)
+        buffer = 1 + self.sharing.spike_buffer
+        peaks = sum(math.ceil(foreign.peak * buffer) for foreign in count.foreign)
+        known = peaks + _in_steps(count.ownerless)
+        unexplained = 0
+        if not info.coherent:
+            explained = sum(self._explained(holding, count) for holding in held)
+            unexplained = _in_steps(reading.used_bytes - explained - known)
+        foreign_bytes = known + unexplained
+        loud = sum(foreign.peak for foreign in count.foreign if not foreign.is_quiet)
+        loud += count.ownerless + unexplained
+        threshold = self.sharing.idle_threshold_bytes
         return replace(
             gpu,
             foreign_bytes=foreign_bytes,
-            foreign_since_s=since_s,
-            foreign_text=self._foreign_text(foreign, ownerless),
-            whole_idle=whole_idle,
+            foreign_since_s=self._since_s(gpu.uuid, foreign_bytes > threshold, now_s),
+            foreign_text=self._foreign_text(info.uuid, count, unexplained),
+            whole_idle=loud == 0 or loud < threshold,
         )
 
-    def _foreign_text(self, foreign: list[tuple[GpuProcess, int]], ownerless: int) -> str:
-        """Who is in the way, the largest first."""
-        parts = [
-            f"{self._describe(process.pid)} with {bytes_text(peak)}"
-            for process, peak in sorted(foreign, key=lambda item: -item[1])[:3]
-        ]
-        if len(foreign) > len(parts):
-            parts.append(f"{len(foreign) - len(parts)} more processes")
-        if ownerless:
-            parts.append(f"{bytes_text(ownerless)} that no process owns")
-        return ", ".join(parts)
+    def _since_s(self, uuid: GpuUuid, is_foreign: bool, now_s: float) -> float | None:
+        if not is_foreign:
+            self._foreign_since_s.pop(uuid, None)
+            return None
+        return self._foreign_since_s.setdefault(uuid, now_s)
+
+    def _explained(self, holding: Holding, count: _Count) -> int:
+        """How much of what is in use a job stands for: no more than it holds."""
+        processes = count.own.get(holding.key, [])
+        sizes = [process.used_bytes for process in processes]
+        if None in sizes:
+            return holding.held_bytes  # it is there, and nobody can say with how much
+        used = sum(size for size in sizes if size is not None)
+        return min(holding.held_bytes, used + (count.charged if processes else 0))
+
+    def _without_memory(
+        self,
+        gpu: Gpu,
+        info: GpuInfo,
+        reading: GpuReading,
+        held: Sequence[Holding],
+        live: set[JobKey],
+    ) -> Gpu:
+        """No figure, for good: whole jobs only, and those only beside nobody else."""
+        count = self._count(info, reading, held, live)
+        idle = reading.processes is not None and all(foreign.is_quiet for foreign in count.foreign)
+        text = "its memory cannot be read, so it is given whole only"
+        if not idle:
+            names = self._foreign_text(info.uuid, count, 0)
+            text = names or "its processes cannot be listed"
+        return replace(
+            gpu,
+            foreign_bytes=gpu.capacity_bytes,
+            foreign_since_s=None,
+            foreign_text=text,
+            whole_idle=idle,
+        )
+
+    def _foreign_text(self, uuid: GpuUuid, count: _Count, unexplained: int) -> str:
+        """Who is in the way, the largest first, and the line that would allow it."""
+        ranked = sorted(count.foreign, key=lambda foreign: -foreign.peak)
+        parts = [f"{_name(foreign)} with {_size(foreign)}" for foreign in ranked[:NAMED_MAX]]
+        if len(ranked) > NAMED_MAX:
+            parts.append(f"{len(ranked) - NAMED_MAX} more processes")
+        ownerless = count.ownerless + unexplained
+        if ownerless >= MIB:
+            parts.append(f"{_mib(ownerless)} {self._ownerless_words(uuid)}")
+        text = ", ".join(parts)
+        loud = [foreign for foreign in ranked if foreign.has_name]
+        if loud:
+            rule = f"name={loud[0].stranger.command},uid={loud[0].stranger.uid}"
+            text += f'; sharing.ignore_processes = ["{rule}"] would let whole jobs beside it'
+        return text
+
+    def _ownerless_words(self, uuid: GpuUuid) -> str:
+        at_s, job_id = self._ended.get(uuid, (None, None))
+        if at_s is None:
+            return "that no process owns"
+        age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - at_s
+        if age_s < AFTERGLOW_S:
+            return f"that job {job_id} leaves behind"
+        return f"that no process owns (job {job_id} was the last here)"
+
+    # --- in service or not --------------------------------------------------------------------
 
     def _with_state(
         self,
         gpu: Gpu,
         info: GpuInfo,
         reading: GpuReading | None,
-        drained: Mapping[GpuUuid, str],
+        standing: Standing,
         sample: Sample,
     ) -> Gpu:
         """An admin's drain wins; unknown is not free."""
-        fresh = sample.taken_boottime_s >= self._ended_boottime_s.get(info.uuid, 0.0)
-        gpu = replace(gpu, fresh=fresh)
-        if info.uuid in drained:
-            return replace(gpu, state=GpuState.DRAINED, state_text=drained[info.uuid])
-        if info.blocked is not None:
-            return replace(gpu, state=GpuState.UNREAD, state_text=info.blocked)
-        if reading is None or info.total_bytes is None:
-            return replace(gpu, state=GpuState.UNREAD, state_text="no reading in the last sweep")
-        if reading.health != "ok":
-            return replace(
-                gpu, state=GpuState(reading.health), state_text=reading.reason or reading.health
-            )
-        if reading.used_bytes is None:
-            text = reading.reason or "its memory cannot be read"
-            return replace(gpu, state=GpuState.UNREAD, state_text=text)
-        return gpu
+        ended_s, _ = self._ended.get(info.uuid, (0.0, None))
+        gpu = replace(gpu, fresh=sample.taken_boottime_s >= ended_s)
+        state, text = self._state(info, reading, standing)
+        if state is GpuState.OK:
+            return replace(gpu, state_text=standing.badges.get(info.uuid, ""))
+        return replace(gpu, state=state, state_text=text)
+
+    @staticmethod
+    def _state(
+        info: GpuInfo, reading: GpuReading | None, standing: Standing
+    ) -> tuple[GpuState, str]:
+        uuid = info.uuid
+        for state, texts in (
+            (GpuState.DRAINED, standing.drained),
+            (GpuState.LOST, standing.lost),
+            (GpuState.SICK, standing.sick),
+        ):
+            if uuid in texts:
+                return state, texts[uuid]
+        if standing.unread is not None:
+            return GpuState.UNREAD, standing.unread
+        blocked = _blocked(info, reading)
+        if blocked is not None:
+            return GpuState.UNREAD, blocked
+        if reading is None:
+            return GpuState.UNREAD, "the driver did not mention it in the last sweep"
+        if reading.fault == "lost":
+            return GpuState.LOST, reading.reason or "lost"
+        if reading.fault == "reset":
+            return GpuState.SICK, reading.reason or "it needs a reset"
+        if reading.fault == "unread":
+            return GpuState.UNREAD, reading.reason or "its memory cannot be read"
+        return GpuState.OK, ""
 
 
-def _identity(info: GpuInfo) -> Gpu:
+def _blocked(info: GpuInfo, reading: GpuReading | None) -> str | None:
+    """Why nothing may be placed: as it was at the start, or as the last checks say."""
+    checks = reading.checks if reading is not None else None
+    if checks is not None and checks.drained:
+        return "the driver drains it (nvidia-smi drain)"
+    if checks is not None and checks.compute_mode is not None:
+        if checks.compute_mode == _COMPUTE_PROHIBITED:
+            return "its compute mode is prohibited"
+        return info.blocked if info.blocked and "compute mode" not in info.blocked else None
+    return info.blocked
+
+
+def _identity(info: GpuInfo, reading: GpuReading | None) -> Gpu:
+    checks = reading.checks if reading is not None else None
+    shareable = info.shareable
+    if checks is not None and checks.compute_mode is not None:
+        shareable = checks.compute_mode != _EXCLUSIVE_PROCESS
     return Gpu(
         uuid=info.uuid,
         index=info.index,
@@ -171,6 +415,34 @@ def _identity(info: GpuInfo) -> Gpu:
         total_bytes=info.total_bytes or 0,
         reserved_bytes=info.reserved_bytes,
         minor=info.minor,
-        shareable=info.shareable,
+        shareable=shareable,
         island=info.island,
+        links=info.links,
+    )
+
+
+def _in_steps(size: int) -> int:
+    return max(0, math.ceil(size / STEP_BYTES) * STEP_BYTES)
+
+
+def _mib(size: int) -> str:
+    return f"{math.ceil(size / MIB)} MiB"
+
+
+def _name(foreign: _Foreign) -> str:
+    return foreign.note or foreign.stranger.text
+
+
+def _size(foreign: _Foreign) -> str:
+    if foreign.process.used_bytes is None and foreign.peak == 0:
+        return "an unknown amount"
+    return _mib(foreign.peak)
+
+
+def is_ignored(rule: ProcessRule, stranger: Stranger, peak: int) -> bool:
+    """Whether the configuration means this process."""
+    return (
+        (rule.name is None or rule.name == stranger.command)
+        and (rule.uid is None or rule.uid == stranger.uid)
+        and (rule.below_bytes is None or peak < rule.below_bytes)
     )

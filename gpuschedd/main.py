@@ -82,6 +82,7 @@ class Daemon:
         store = Store.open(state_dir)
         loaded = store.load()
         clock = SchedulerClock(self.clock, loaded.mark)
+        self._same_boot = loaded.mark is not None and loaded.mark.boot_id == self.clock.boot_id()
         store.prune(clock.now_s())
         state = State.restore(self.settings, loaded, fairshare.Accounts(policy_of(self.settings)))
         self.accounts = Accounts(lambda: self.controller.hold_by_config())
@@ -125,7 +126,15 @@ class Daemon:
             self.accounts,
         )
         self.watch = GpuWatch(
-            self.source, self.controller, Attribution(self.actions.runner.supervisors)
+            self.source,
+            self.controller,
+            Attribution(
+                self.actions.runner.supervisors,
+                self.controller.state.holders,
+                by_unit=options.launch == "pid1",
+                instance=instance,
+            ),
+            same_boot=self._same_boot,
         )
         self.audience = Audience()
         self.controller.on_commit.append(self.audience.after_commit)
@@ -154,7 +163,7 @@ class Daemon:
             return SimulatedGpus(self.settings.simulate, sim_dir, shared=self.options.is_system)
         from gpuschedd.nvml import NvmlGpus
 
-        return NvmlGpus()
+        return NvmlGpus(lambda: self.settings.nvml)
 
     def _status(self) -> Status:
         return Status(
@@ -181,7 +190,7 @@ class Daemon:
             gpus_stale=lambda: self.watch.is_stale,
             gpus_used=lambda: self.watch.used(),
             gpu_problem=lambda: self.watch.problem,
-            retake_gpus=lambda: self.watch.retake(),
+            retake_gpus=lambda: self.watch.refresh(),
             reload=self.reload,
         )
 

@@ -152,7 +152,21 @@ _FIRST_TABLES = (
         reserved_bytes INTEGER NOT NULL,
         seen_at_s REAL NOT NULL,
         drained TEXT,
+        sick TEXT,
+        sick_until_reboot INTEGER NOT NULL,
         crc INTEGER NOT NULL) WITHOUT ROWID""",
+    """CREATE TABLE gpu_use (
+        job_id INTEGER NOT NULL,
+        attempt INTEGER NOT NULL,
+        gpu_uuid TEXT NOT NULL,
+        peak_bytes INTEGER,
+        peak_upper_bytes INTEGER,
+        peak_source TEXT NOT NULL,
+        utilization REAL,
+        energy_j REAL,
+        observed_s REAL NOT NULL,
+        crc INTEGER NOT NULL,
+        PRIMARY KEY (job_id, attempt, gpu_uuid)) WITHOUT ROWID""",
     """CREATE TABLE audit (
         at_s REAL NOT NULL,
         uid INTEGER NOT NULL,
@@ -170,6 +184,10 @@ _FIRST_TABLES = (
         round(ended_at_s - started_at_s, 3) AS elapsed_s,
         exit_code, exit_signal, cause, cause_detail, cpu_user_s, cpu_system_s,
         max_rss_bytes / 1048576 AS max_rss_mib,
+        (SELECT max(peak_bytes) / 1048576 FROM gpu_use
+          WHERE gpu_use.job_id = job.job_id AND gpu_use.attempt = job.attempt) AS vram_peak_mib,
+        (SELECT round(sum(energy_j), 1) FROM gpu_use
+          WHERE gpu_use.job_id = job.job_id AND gpu_use.attempt = job.attempt) AS energy_j,
         (SELECT group_concat(gpu_index) FROM allocation
           WHERE allocation.job_id = job.job_id AND allocation.attempt = job.attempt) AS gpu_indices
         FROM job""",

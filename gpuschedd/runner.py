@@ -339,7 +339,7 @@ class Runner:
             os.close(pidfd)
             return self._pidfds.get(key)
         self._pidfds[key] = pidfd
-        self._supervisors[key] = (claim.pid, Supervisor(key[0], claim.start_ticks))
+        self._supervisors[key] = (claim.pid, Supervisor(key[0], claim.start_ticks, key[1]))
         asyncio.get_running_loop().add_reader(pidfd, self._supervisor_ended, key)
         return pidfd
 

@@ -6,15 +6,17 @@ import asyncio
 import os
 import re
 import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from gpusched_client.errors import Invalid
 from gpusched_client.terms import GpuUuid
 from gpusched_client.units import parse_bytes
 from gpuschedd import simclaims
-from gpuschedd.gpus import GpuInfo, GpuProcess, GpuReading, Sample, Want
+from gpuschedd.gpus import Accounts, GpuInfo, GpuProcess, GpuReading, Sample, Want
 
 SIMULATED_GPUS_MAX = 1_024
+UUID_PREFIX = "GPU-51300000-"
 _GROUP = re.compile(r"(\d+)x(\d+(?:\.\d+)?[A-Za-z]*)")
 
 
@@ -39,7 +41,7 @@ def parse_host(text: str) -> tuple[GpuInfo, ...]:
 
 def _simulated(index: int, size: str, total_bytes: int) -> GpuInfo:
     return GpuInfo(
-        uuid=GpuUuid(f"GPU-51300000-0000-4000-8000-{index:012d}"),
+        uuid=GpuUuid(f"{UUID_PREFIX}0000-4000-8000-{index:012d}"),
         index=index,
         minor=index,
         model=f"Simulated {size.upper()}",
@@ -78,6 +80,14 @@ class SimulatedGpus:
             readings=tuple(_reading(gpu, processes[gpu.uuid]) for gpu in self.inventory),
         )
 
+    async def accounts(self, pids: Mapping[GpuUuid, Iterable[int]]) -> Accounts:
+        """A claims directory remembers nobody."""
+        del pids
+        return {}
+
+    async def release(self) -> None:
+        """There is nothing to let go of."""
+
     async def close(self) -> None:
         """Nothing was started."""
 
@@ -91,4 +101,5 @@ def _reading(gpu: GpuInfo, processes: list[GpuProcess]) -> GpuReading:
         free_bytes=max(0, total - used),
         utilization=90.0 if processes else 0.0,
         processes=tuple(processes),
+        listed_used_bytes=used,
     )

@@ -29,9 +29,11 @@ from gpuschedd.core.model import (
     Waiting,
 )
 from gpuschedd.core.queues import Queues
+from gpuschedd.peaks import GpuUse
 from gpuschedd.store import (
     RECENT_SUBMISSIONS_MAX,
     Age,
+    AttemptEnd,
     AuditRow,
     Changes,
     Event,
@@ -95,6 +97,7 @@ class State:
     delayed: set[JobId] = field(default_factory=set)  # jobs with a begin time or a back-off
     gpus: tuple[Gpu, ...] = ()
     gpu_rows: dict[GpuUuid, GpuRow] = field(default_factory=dict)
+    gpu_problem: str | None = None  # why no GPU has been seen yet
     inventory: Inventory = field(default_factory=Inventory)
     promise: Promise | None = None
     promise_row: PromiseRow | None = None
@@ -159,6 +162,11 @@ class State:
         ]
         horizon = self.plan.horizon if self.plan is not None else None
         self.queues = Queues.restore(self.policy, rows, horizon)
+
+    def holders(self) -> dict[tuple[JobId, int], int]:
+        """The attempts that hold GPUs now, and as which uid they run."""
+        held = map(self.jobs.__getitem__, self.holding)
+        return {(job.job_id, job.attempt): job.uid for job in held if job.grants}
 
     def running(self) -> tuple[RunningJob, ...]:
         """The jobs that hold GPUs or a CPU slot, as the core sees them."""
@@ -237,6 +245,8 @@ class Batch:
         self.events: list[Event] = []
         self.audits: list[AuditRow] = []
         self.gpu_rows: dict[GpuUuid, GpuRow] = {}
+        self.gpu_uses: list[GpuUse] = []
+        self.attempts: list[AttemptEnd] = []
         self.next_job_id: int = parent.next_job_id if parent else state.next_job_id
 
     def child(self) -> Batch:
@@ -254,6 +264,8 @@ class Batch:
         self.events += child.events
         self.audits += child.audits
         self.gpu_rows.update(child.gpu_rows)
+        self.gpu_uses += child.gpu_uses
+        self.attempts += child.attempts
         self.next_job_id = child.next_job_id
 
     def job(self, job_id: JobId) -> Job | None:
@@ -262,6 +274,13 @@ class Batch:
         if found is not None:
             return found
         return self._parent.job(job_id) if self._parent else self.state.jobs.get(job_id)
+
+    def gpu_row(self, uuid: GpuUuid) -> GpuRow | None:
+        """A GPU's row with the batch's changes."""
+        found = self.gpu_rows.get(uuid)
+        if found is not None:
+            return found
+        return self._parent.gpu_row(uuid) if self._parent else self.state.gpu_rows.get(uuid)
 
     def live_jobs(self) -> Iterator[Job]:
         """Every live job with the batch's changes."""
@@ -352,6 +371,8 @@ class Batch:
         changes.submissions += self.changed_submissions()
         changes.audits += self.audits
         changes.gpus.update(self.gpu_rows)
+        changes.gpu_uses += self.gpu_uses
+        changes.attempts += self.attempts
 
 
 def apply(state: State, batch: Batch) -> None:

@@ -26,6 +26,7 @@ from gpuschedd.clock import ClockMark
 from gpuschedd.core.lifecycle import CancelOrder, Job
 from gpuschedd.core.model import Grant, Request, Topology
 from gpuschedd.migrations import MIGRATIONS, NEWEST, Migration
+from gpuschedd.peaks import GpuUse
 
 DATABASE_NAME = "gpuschedd.sqlite3"
 MARKER_NAME = "gpuschedd.instance"  # says that a database existed: an empty one is never made twice
@@ -122,7 +123,7 @@ class PromiseRow:
 
 @dataclass(frozen=True, slots=True)
 class GpuRow:
-    """A GPU that was seen once; `drained` is an admin's reason."""
+    """A GPU that was seen once; `drained` is an admin's reason, `sick` its health's."""
 
     uuid: GpuUuid
     gpu_index: int
@@ -132,6 +133,22 @@ class GpuRow:
     reserved_bytes: int
     seen_at_s: float
     drained: str | None = None
+    sick: str | None = None  # the reason, kept within one boot
+    sick_until_reboot: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptEnd:
+    """How an attempt ended that was not the job's last."""
+
+    job_id: JobId
+    attempt: int
+    started_at_s: float | None
+    ended_at_s: float
+    outcome: str
+    exit_code: int | None
+    exit_signal: int | None
+    detail: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +176,8 @@ class Changes:
     accounts: dict[int, AccountRow] = field(default_factory=dict)
     promises: dict[tuple[JobId, float], PromiseRow] = field(default_factory=dict)
     gpus: dict[GpuUuid, GpuRow] = field(default_factory=dict)
+    gpu_uses: list[GpuUse] = field(default_factory=list)
+    attempts: list[AttemptEnd] = field(default_factory=list)
     events: list[tuple[int, Event]] = field(default_factory=list)  # with their ids
     audits: list[AuditRow] = field(default_factory=list)
 
@@ -172,6 +191,8 @@ class Changes:
             or self.accounts
             or self.promises
             or self.gpus
+            or self.gpu_uses
+            or self.attempts
             or self.events
             or self.audits
         )
@@ -189,6 +210,7 @@ class Loaded:
     accounts: tuple[AccountRow, ...]
     promises: tuple[PromiseRow, ...]  # without outcome
     gpus: tuple[GpuRow, ...]
+    gpu_uses: tuple[GpuUse, ...]  # of jobs that are not final
     last_event_id: int
     submissions: tuple[Submission, ...]  # the newest RECENT_SUBMISSIONS_MAX, oldest first
 
@@ -288,6 +310,10 @@ class Store:
             _upsert(db, "promise", _fields(promise))
         for gpu in changes.gpus.values():
             _upsert(db, "gpu", _fields(gpu))
+        for use in changes.gpu_uses:
+            _upsert(db, "gpu_use", _fields(use))
+        for end in changes.attempts:
+            _write_attempt_end(db, end)
         db.executemany(
             "INSERT INTO event VALUES (?, ?, ?, ?, ?, ?)",
             [
@@ -334,7 +360,8 @@ class Store:
                 PromiseRow(**_checked(row, "promise"))
                 for row in db.execute("SELECT * FROM promise WHERE outcome IS NULL")
             ),
-            gpus=tuple(GpuRow(**_checked(row, "gpu")) for row in db.execute("SELECT * FROM gpu")),
+            gpus=tuple(_gpu_row_from(row) for row in db.execute("SELECT * FROM gpu")),
+            gpu_uses=tuple(_gpu_uses(db, "job.final = 0")),
             last_event_id=db.execute("SELECT coalesce(max(event_id), 0) FROM event").fetchone()[0],
             submissions=tuple(_submission_from(row) for row in reversed(recent)),
         )
@@ -438,6 +465,10 @@ class History:
             "SELECT job_id FROM job WHERE uid = ? ORDER BY job_id DESC LIMIT ?", (uid, count)
         )
         return [JobId(row[0]) for row in rows]
+
+    def gpu_uses(self, job_id: JobId) -> list[GpuUse]:
+        """What a job's last attempt used of its GPUs."""
+        return _gpu_uses(self._db, "job.job_id = ?", (job_id,))
 
     def events(self, job_id: JobId, limit: int = 100) -> list[Event]:
         """A job's newest events, oldest first."""
@@ -733,6 +764,32 @@ def _write_job(db: sqlite3.Connection, job: Job, index_of: Mapping[GpuUuid, int]
     )
 
 
+def _write_attempt_end(db: sqlite3.Connection, end: AttemptEnd) -> None:
+    db.execute(
+        "UPDATE attempt SET started_at_s = ?, ended_at_s = ?, outcome = ?, exit_code = ?,"
+        " exit_signal = ?, detail = ? WHERE job_id = ? AND attempt = ?",
+        (
+            *(end.started_at_s, end.ended_at_s, end.outcome, end.exit_code, end.exit_signal),
+            *(end.detail, end.job_id, end.attempt),
+        ),
+    )
+
+
+def _gpu_row_from(row: sqlite3.Row) -> GpuRow:
+    values = _checked(row, "gpu")
+    return GpuRow(**{**values, "sick_until_reboot": bool(values["sick_until_reboot"])})
+
+
+def _gpu_uses(db: sqlite3.Connection, where: str, values: tuple[Any, ...] = ()) -> list[GpuUse]:
+    """Rows of the present attempt of the jobs that match."""
+    rows = db.execute(
+        "SELECT gpu_use.* FROM gpu_use JOIN job ON job.job_id = gpu_use.job_id"
+        f" AND job.attempt = gpu_use.attempt WHERE {where} ORDER BY gpu_uuid",
+        values,
+    )
+    return [GpuUse(**_checked(row, "gpu_use")) for row in rows]
+
+
 def _grants_of(db: sqlite3.Connection, where: str) -> dict[int, tuple[Grant, ...]]:
     """The grants of the present attempt of each job that matches."""
     found: dict[int, list[Grant]] = {}
@@ -906,6 +963,6 @@ def _job_filter(
         clauses.append("name = ?")
         values.append(name)
     if ended_since_s is not None:
-        clauses.append("(final = 0 OR ended_at_s >= ?)")
+        clauses.append("(final = 0 OR (final = 1 AND ended_at_s >= ?))")
         values.append(ended_since_s)
     return " AND ".join(clauses), values

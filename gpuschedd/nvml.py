@@ -1,0 +1,523 @@
+"""NVIDIA GPUs as a GpuSource: drives the child process that alone touches the driver.
+
+A driver that hangs, crashes or sits in the kernel for ever costs that child and nothing else: each
+request has a deadline, a child that passes it is killed, and the next one starts after a back-off.
+While a killed child does not die no second one is started. The call that hung names its GPU; a GPU
+that did it twice is left out for a while, so that the others go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import mmap
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from gpusched_client.terms import GpuUuid
+from gpuschedd.config import Nvml
+from gpuschedd.gpus import (
+    Accounts,
+    GpuEvent,
+    GpuInfo,
+    GpuProcess,
+    GpuReading,
+    GpuSourceDown,
+    HealthChecks,
+    ProcessPeak,
+    Sample,
+    Want,
+)
+from gpuschedd.nvml_child import FRAME_BYTES_MAX, LENGTH, PAGE, PAGE_BYTES, PROCESS_NAME, frame
+
+log = logging.getLogger(__name__)
+
+BACKOFF_MIN_S, BACKOFF_MAX_S = 1.0, 60.0
+ABSENT_RETRY_S = 30.0  # no driver: it may be installed or loaded later
+INIT_EVERY_S = 5.0  # at most one start of the driver in this time
+DEATH_S = 1.0  # a killed child that lives longer hangs in the kernel
+STRIKES_MAX = 2  # then the GPU is left out
+PAROLE_MIN_S, PAROLE_MAX_S = 60.0, 3600.0  # until it is asked again
+ACCOUNTS_DEADLINE_S = 2.0
+
+
+@dataclass(slots=True)
+class _Strikes:
+    """How often one GPU hung a sweep, and since when it is left out."""
+
+    count: int = 0
+    parole_s: float = PAROLE_MIN_S
+    out_until_s: float | None = None
+    function: str = ""
+
+
+class ChildDown(Exception):
+    """The child ended, or was ended because it did not answer."""
+
+
+class Child:
+    """One child process and its two pipes. One request is under way at a time."""
+
+    def __init__(self) -> None:
+        self._page_fd = os.memfd_create("gpuschedd-nvml", os.MFD_CLOEXEC)
+        os.ftruncate(self._page_fd, PAGE_BYTES)
+        self._page = mmap.mmap(self._page_fd, PAGE_BYTES)
+        # Not from a thread: PDEATHSIG follows the thread that forks.
+        self.process = subprocess.Popen(
+            [
+                *(sys.executable, "-P", "-m", "gpuschedd.nvml_child"),
+                *(str(os.getpid()), str(self._page_fd)),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=(self._page_fd,),
+            start_new_session=True,
+        )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self._to, self._from = self.process.stdin.fileno(), self.process.stdout.fileno()
+        os.set_blocking(self._to, False)
+        os.set_blocking(self._from, False)
+        self._pending = bytearray()
+
+    def doing(self) -> tuple[int, str]:
+        """The GPU's index (-1: none) and the driver function of the call under way."""
+        _, gpu, name = PAGE.unpack_from(self._page, 0)
+        return gpu, name.rstrip(b"\0").decode("ascii", "replace")
+
+    async def ask(self, request: dict[str, Any], deadline_s: float) -> dict[str, Any]:
+        """The reply. Raises TimeoutError, or ChildDown where the child ended."""
+        import json
+
+        async with asyncio.timeout(deadline_s):
+            await self._write(frame(request))
+            (length,) = LENGTH.unpack(await self._read(LENGTH.size))
+            if length > FRAME_BYTES_MAX:
+                raise ChildDown(f"it sent a frame of {length} bytes")
+            reply: dict[str, Any] = json.loads(await self._read(length))
+            return reply
+
+    async def _write(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            try:
+                view = view[os.write(self._to, view) :]
+            except BlockingIOError:
+                await _ready(self._to, write=True)
+            except BrokenPipeError as error:
+                raise ChildDown(self._how_it_ended()) from error
+
+    async def _read(self, length: int) -> bytes:
+        while len(self._pending) < length:
+            try:
+                part = os.read(self._from, 2**16)
+            except BlockingIOError:
+                await _ready(self._from)
+                continue
+            if not part:
+                raise ChildDown(self._how_it_ended())
+            self._pending += part
+        data = bytes(self._pending[:length])
+        del self._pending[:length]
+        return data
+
+    def _how_it_ended(self) -> str:
+        gpu, name = self.doing()
+        where = f" in {name}" if name else ""
+        where += f" on GPU {gpu}" if gpu >= 0 else ""
+        try:
+            status = self.process.wait(0.1)
+        except subprocess.TimeoutExpired:
+            return f"the driver's process closed its pipe{where}"
+        if status < 0:
+            return f"the driver's process was ended by {signal.Signals(-status).name}{where}"
+        return f"the driver's process ended with status {status}{where}"
+
+    def kill(self) -> None:
+        """KILL; a process in the kernel may not die of it."""
+        if self.process.poll() is None:
+            self.process.kill()
+
+    async def gone(self, within_s: float) -> bool:
+        """Whether the process is dead, waiting at most so long."""
+        if self.process.poll() is not None:
+            return True
+        pidfd = os.pidfd_open(self.process.pid)
+        try:
+            async with asyncio.timeout(within_s):
+                await _ready(pidfd)
+        except TimeoutError:
+            pass
+        finally:
+            os.close(pidfd)
+        return self.process.poll() is not None
+
+    def close(self) -> None:
+        """Close our ends: a child that serves shuts the driver down and ends."""
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                pipe.close()
+        self._page.close()
+        os.close(self._page_fd)
+
+
+async def _ready(fd: int, *, write: bool = False) -> None:
+    """Wait until the descriptor can be read (or written)."""
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+
+    def set_ready() -> None:
+        if not ready.done():
+            ready.set_result(None)
+
+    add, remove = (
+        (loop.add_writer, loop.remove_writer) if write else (loop.add_reader, loop.remove_reader)
+    )
+    add(fd, set_ready)
+    try:
+        await ready
+    finally:
+        remove(fd)
+
+
+class NvmlGpus:
+    """The GpuSource of a host with NVIDIA's driver, or of one that may get it."""
+
+    is_simulated = False
+
+    def __init__(
+        self,
+        settings: Callable[[], Nvml] = Nvml,
+        proc: Path = Path("/proc"),
+        spawn: Callable[[], Child] = Child,
+    ) -> None:
+        """`settings` is asked at each start of the driver; `proc` is where its files are read."""
+        self._settings = settings
+        self._proc = proc
+        self._spawn = spawn
+        self._child: Child | None = None
+        self._undead: Child | None = None  # killed and not dead
+        self._lock = asyncio.Lock()
+        self._inventory: tuple[GpuInfo, ...] = ()
+        self._warnings: tuple[str, ...] = ()
+        self._lists: dict[GpuUuid, tuple[tuple[GpuProcess, ...] | None, int | None]] = {}
+        self._strikes: dict[int, _Strikes] = {}
+        self._known: dict[int, GpuUuid] = {}  # by the driver's index, as last seen
+        self._left_out: frozenset[GpuUuid] = frozenset()
+        self._failures = 0
+        self._not_before_s = 0.0
+        self._opened_s = -INIT_EVERY_S
+        self._down_since_s: float | None = None
+        self._down_text = ""
+        self.driver = ""
+
+    # --- GpuSource ----------------------------------------------------------------------------
+
+    async def sample(self, want: Want) -> Sample:
+        """One sweep by the child, started where there is none. Raises GpuSourceDown."""
+        async with self._lock:
+            taken_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+            child = await self._ready_child()
+            reply = await self._ask(child, self._sweep_request(want), self._deadline_s())
+            self._failures = 0
+            self._down_since_s = None
+            sample = self._sample_of(taken_s, reply)
+            if reply["new_child"] is not None:
+                log.info("driver_reopened reason=%s", reply["new_child"])
+                await self._end_child()
+            return sample
+
+    async def accounts(self, pids: Mapping[GpuUuid, Iterable[int]]) -> Accounts:
+        """Kept by the driver until 128 later processes ended; nothing where it does not answer."""
+        async with self._lock:
+            if self._child is None or not self._settings().accounting:
+                return {}
+            wanted = {
+                uuid: sorted(of_gpu) for uuid, of_gpu in pids.items() if uuid not in self._left_out
+            }
+            try:
+                reply = await self._ask(
+                    self._child, {"op": "accounts", "pids": wanted}, ACCOUNTS_DEADLINE_S
+                )
+            except GpuSourceDown:
+                return {}
+        return {
+            GpuUuid(uuid): {int(pid): ProcessPeak(*row) for pid, row in rows.items()}
+            for uuid, rows in reply["accounts"].items()
+        }
+
+    async def release(self) -> None:
+        """End the child: with it the last client of the driver that is ours."""
+        async with self._lock:
+            await self._end_child()
+            self._not_before_s = 0.0
+
+    async def close(self) -> None:
+        """End the child; nothing waits for one that hangs."""
+        await self._end_child()
+        if self._undead is not None:
+            self._undead.close()
+            self._undead = None
+
+    # --- the child ----------------------------------------------------------------------------
+
+    async def _ready_child(self) -> Child:
+        """The child with an opened driver. Raises GpuSourceDown while there can be none."""
+        if self._child is not None:
+            return self._child
+        now_s = time.monotonic()
+        if self._undead is not None:
+            await self._bury_undead()
+        if now_s < self._not_before_s:
+            raise GpuSourceDown(self._down_text)
+        wait_s = self._opened_s + INIT_EVERY_S - now_s
+        if wait_s > 0 and self._failures == 0:
+            await asyncio.sleep(wait_s)
+        self._refuse_orphan()
+        self._opened_s = time.monotonic()
+        self._child = self._spawn()
+        await self._open(self._child)
+        return self._child
+
+    async def _open(self, child: Child) -> None:
+        settings = self._settings()
+        self._let_out()
+        request = {
+            "op": "open",
+            "proc": str(self._proc),
+            "accounting": settings.accounting,
+            "skip_calls": settings.skip_calls,
+            "integrated_models": settings.integrated_models,
+            "skip_uuids": sorted(self._left_out),
+        }
+        reply = await self._ask(child, request, settings.open_deadline_s)
+        if "down" in reply:
+            await self._end_child()
+            self._hold_off(reply["down"], ABSENT_RETRY_S)
+            raise GpuSourceDown(reply["down"])
+        self.driver = reply["driver"]
+        opened = tuple(_info(entry) for entry in reply["inventory"])
+        kept = tuple(gpu for gpu in self._inventory if gpu.uuid in self._left_out)
+        self._inventory = (*opened, *kept)
+        self._known |= {gpu.index: gpu.uuid for gpu in opened if gpu.parent_uuid is None}
+        self._warnings = tuple(reply["warnings"])
+        self._lists.clear()
+        log.info(
+            "driver_opened version=%s gpus=%d seconds=%.2f",
+            self.driver,
+            len(self._inventory),
+            time.monotonic() - self._opened_s,
+        )
+
+    async def _ask(self, child: Child, request: dict[str, Any], deadline_s: float) -> Any:
+        """A reply in time; else the child is ended, and the GPU that it hung on gets a strike."""
+        try:
+            return await child.ask(request, deadline_s)
+        except TimeoutError:
+            gpu, name = child.doing()
+            where = f" in {name}" if name else ""
+            where += f" on GPU {gpu}" if gpu >= 0 else ""
+            text = f"the driver did not answer within {deadline_s:g} s{where}"
+        except ChildDown as down:
+            gpu, name = child.doing()
+            text = str(down)
+        except asyncio.CancelledError:
+            child.kill()  # its reply would be taken for that of the next request
+            raise
+        self._strike(gpu, name)
+        self._failures += 1
+        await self._kill_child()
+        self._hold_off(text, min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2 ** (self._failures - 1)))
+        log.warning("driver_failed error=%s", self._down_text)
+        raise GpuSourceDown(self._down_text)
+
+    def _hold_off(self, text: str, pause_s: float) -> None:
+        """Say since when, and try again after a pause."""
+        if self._down_since_s is None:
+            self._down_since_s = time.time()
+        since = time.strftime("%H:%M:%S", time.localtime(self._down_since_s))
+        self._down_text = f"{text}; no answer since {since}"
+        self._not_before_s = time.monotonic() + pause_s
+
+    async def _kill_child(self) -> None:
+        child, self._child = self._child, None
+        if child is None:
+            return
+        child.kill()
+        if await child.gone(DEATH_S):
+            child.close()
+        else:
+            self._undead = child
+
+    async def _end_child(self) -> None:
+        """Let it shut the driver down in good order; KILL after a second."""
+        child, self._child = self._child, None
+        if child is None:
+            return
+        child.close()
+        if not await child.gone(DEATH_S):
+            child.kill()
+            if not await child.gone(DEATH_S):
+                self._undead = child
+
+    async def _bury_undead(self) -> None:
+        """No second child beside one that hangs in the kernel: it would hang too."""
+        assert self._undead is not None
+        if not await self._undead.gone(0.0):
+            pid = self._undead.process.pid
+            self._hold_off(
+                f"the driver hangs: its process {pid} cannot be ended; only a reboot may help",
+                BACKOFF_MIN_S,
+            )
+            raise GpuSourceDown(self._down_text)
+        self._undead = None
+
+    def _refuse_orphan(self) -> None:
+        """The same for one that an earlier daemon left hanging."""
+        pid = hanging_orphan(self._proc)
+        if pid is not None:
+            self._hold_off(
+                f"the driver hangs: process {pid} of an earlier daemon cannot be ended; only a "
+                "reboot may help",
+                ABSENT_RETRY_S,
+            )
+            raise GpuSourceDown(self._down_text)
+
+    # --- GPUs that hang -----------------------------------------------------------------------
+
+    def _strike(self, index: int, function: str) -> None:
+        """A GPU that hung or crashed the child; twice in a row, and it is left out."""
+        if index < 0:
+            return
+        strikes = self._strikes.setdefault(index, _Strikes())
+        strikes.count += 1
+        strikes.function = function
+        if strikes.count >= STRIKES_MAX:
+            strikes.out_until_s = time.monotonic() + strikes.parole_s
+            strikes.parole_s = min(PAROLE_MAX_S, 2 * strikes.parole_s)
+            self._failures = 0
+        self._let_out()
+
+    def _let_out(self) -> None:
+        """Who is left out now; one whose time is over is asked again, and has one try."""
+        now_s = time.monotonic()
+        out = set()
+        for index, strikes in self._strikes.items():
+            if strikes.out_until_s is None:
+                continue
+            if now_s < strikes.out_until_s:
+                if index in self._known:
+                    out.add(self._known[index])
+            else:
+                strikes.out_until_s = None
+                strikes.count = STRIKES_MAX - 1
+        self._left_out = frozenset(out)
+
+    def _parole_is_due(self) -> bool:
+        return any(
+            strikes.out_until_s is not None and time.monotonic() >= strikes.out_until_s
+            for strikes in self._strikes.values()
+        )
+
+    # --- requests and replies -----------------------------------------------------------------
+
+    def _deadline_s(self) -> float:
+        return self._settings().sweep_deadline_s
+
+    def _sweep_request(self, want: Want) -> dict[str, Any]:
+        if self._parole_is_due():
+            self._let_out()
+        return {
+            "op": "sweep",
+            "busy": sorted(want.busy_uuids),
+            "fresh": sorted(want.fresh_uuids),
+            "health": want.health,
+            "skip": sorted(self._left_out),
+        }
+
+    def _sample_of(self, taken_s: float, reply: dict[str, Any]) -> Sample:
+        readings = [self._reading(entry) for entry in reply["readings"]]
+        for index, strikes in self._strikes.items():
+            uuid = self._known.get(index)
+            if strikes.out_until_s is None:
+                strikes.count = 0
+            elif uuid is not None:
+                readings.append(_silent(uuid, strikes.function))
+        return Sample(
+            taken_boottime_s=taken_s,
+            inventory=self._inventory,
+            readings=tuple(readings),
+            events=tuple(GpuEvent(GpuUuid(u), kind, n) for u, kind, n in reply["events"]),
+            warnings=self._warnings,
+            cost_s=reply["cost_s"],
+            calls=reply["calls"],
+        )
+
+    def _reading(self, entry: dict[str, Any]) -> GpuReading:
+        uuid = GpuUuid(entry["uuid"])
+        if "processes" in entry:
+            rows = tuple(GpuProcess(*row) for row in entry["processes"])
+            self._lists[uuid] = (rows, entry.get("listed_used"))
+        elif "list_reason" in entry:
+            self._lists[uuid] = (None, None)
+        processes, listed_used = self._lists.get(uuid, (None, None))
+        checks = entry.get("checks")
+        return GpuReading(
+            uuid=uuid,
+            used_bytes=entry.get("used"),
+            free_bytes=entry.get("free"),
+            utilization=entry.get("utilization"),
+            processes=processes,
+            listed_used_bytes=listed_used,
+            power_w=entry.get("power_w"),
+            process_utilization={
+                int(pid): float(percent)
+                for pid, percent in entry.get("process_utilization", {}).items()
+            },
+            fault=entry.get("fault"),
+            reason=entry.get("reason") or entry.get("list_reason"),
+            checks=None if checks is None else HealthChecks(**checks),
+        )
+
+
+def _silent(uuid: GpuUuid, function: str) -> GpuReading:
+    text = f"it hangs the driver ({function}) and is not asked for now"
+    return GpuReading(uuid, None, None, fault="unread", reason=text)
+
+
+def _info(entry: dict[str, Any]) -> GpuInfo:
+    names = set(GpuInfo.__dataclass_fields__)
+    values = {name: value for name, value in entry.items() if name in names}
+    for name in ("cpus", "device_nodes"):
+        values[name] = tuple(values.get(name, ()))
+    values["links"] = tuple((GpuUuid(peer), score) for peer, score in values.get("links", ()))
+    return replace(GpuInfo(**values), uuid=GpuUuid(entry["uuid"]))
+
+
+def hanging_orphan(proc: Path = Path("/proc")) -> int | None:
+    """A driver process of an earlier daemon that hangs in the kernel: in D, and nobody's child."""
+    for entry in os.scandir(proc):
+        if not entry.name.isdecimal():
+            continue
+        try:
+            if Path(entry, "comm").read_bytes().strip() != PROCESS_NAME:
+                continue
+            content = Path(entry, "stat").read_bytes()
+            if os.stat(entry.path).st_uid != os.getuid():
+                continue
+        except OSError:
+            continue
+        fields = content[content.rindex(b")") + 2 :].split()
+        if fields[0] == b"D" and int(fields[1]) == 1:
+            return int(entry.name)
+    return None
+
+
+__all__ = ["Child", "NvmlGpus", "hanging_orphan"]
