@@ -67,6 +67,9 @@ def resources(
         numbers |= {"needed_bytes": need.bytes, "most_free_bytes": most}
     if jobs:
         text += f"; waits for {named(jobs)}"
+    aliens = [slot for slot in host.eligible(need) if _is_in_the_way(slot, need)]
+    if aliens:
+        text += f"; others hold memory on {_alien_text(aliens)}"
     if at_s is not None:
         numbers["expected_at_s"] = at_s
     gpus = tuple(slot.gpu.uuid for slot in waits_for if slot.loads or slot.foreign_held)
@@ -117,14 +120,29 @@ def kept(need: Need, for_job: JobId) -> Reason:
     return Reason(PendingReason.RESERVED, text, {"gpus": need.gpus}, (for_job,))
 
 
-def foreign(need: Need, slots: Sequence[Slot]) -> Reason:
-    """Memory of processes outside this scheduler is in the way."""
+def _is_in_the_way(slot: Slot, need: Need) -> bool:
+    """Foreign memory, and no job of ours, keeps the request from this GPU."""
+    if slot.loads or not slot.foreign_held:
+        return False
+    if need.whole:
+        return not slot.whole_idle
+    return slot.headroom_bytes < need.bytes
+
+
+def _alien_text(slots: Sequence[Slot]) -> str:
+    """ "GPU 0: 21 GiB (pid 4242 of bob (python) with 21504 MiB)", the first few."""
     held = [
         f"GPU {slot.gpu.index}: {gib(slot.gpu.foreign_bytes)}"
         + (f" ({slot.gpu.foreign_text})" if slot.gpu.foreign_text else "")
-        for slot in slots
+        for slot in slots[:NAMED_MAX]
     ]
-    text = f"needs {asks(need)}; waits for memory that others hold on {', '.join(held)}"
+    more = len(slots) - len(held)
+    return ", ".join(held) + (f" and {more} more" if more else "")
+
+
+def foreign(need: Need, slots: Sequence[Slot]) -> Reason:
+    """Memory of processes outside this scheduler is in the way."""
+    text = f"needs {asks(need)}; waits for memory that others hold on {_alien_text(slots)}"
     numbers = {"gpus": need.gpus, "foreign_bytes": sum(s.gpu.foreign_bytes for s in slots)}
     return Reason(
         PendingReason.FOREIGN_USE, text, numbers, (), tuple(slot.gpu.uuid for slot in slots)
