@@ -345,7 +345,7 @@ class _Pass:
         if level == NO_LIMIT:
             self._note(entry, reasons.kept(need, self.kept_for))
             return
-        if level == NOW:
+        if level == NOW or free < need.gpus:
             self._note(entry, reasons.resources(self.host, need, free, None, ()))
             return
         hold, limit_s = self.hold, entry.job.request.time_limit_s

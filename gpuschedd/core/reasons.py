@@ -82,8 +82,8 @@ def reserved(
     """It would fit now, but would delay the head job."""
     runs = "has no time limit" if limit_s is None else f"may run {duration(limit_s)}"
     text = (
-        f"{free} GPUs could take it now, but it {runs}, past the expected start of job {head}, "
-        f"which would then be delayed (spare GPUs: {spare})"
+        f"{plural(free, 'GPU')} could take it now, but it {runs}, past the expected start of "
+        f"job {head}, which would then be delayed (spare GPUs: {spare})"
     )
     numbers = {"gpus": need.gpus, "free_gpus": free, "spare_gpus": spare, "head_at_s": head_at_s}
     return Reason(PendingReason.RESERVED, text, numbers, (head,))
