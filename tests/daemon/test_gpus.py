@@ -1,0 +1,99 @@
+"""Which GPUs the daemon uses, and what simulated ones show."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpusched_client.errors import Invalid
+from gpusched_client.terms import JobState
+from gpuschedd.simgpu import parse_host
+from tests.support.daemon import DaemonProcess, daemon_in, until
+
+GIB = 2**30
+
+
+def test_a_host_is_written_as_groups_of_cards() -> None:
+    """Indices run through; sizes are exact."""
+    gpus = parse_host("2x80G+1x24G")
+    assert [(gpu.index, gpu.total_bytes) for gpu in gpus] == [
+        (0, 80 * GIB),
+        (1, 80 * GIB),
+        (2, 24 * GIB),
+    ]
+
+
+@pytest.mark.parametrize("text", ["", "4", "x24G", "0x24G", "4x", "4x24Q", "2x80G+", "9999x1G"])
+def test_a_host_that_is_none_says_how_to_write_one(text: str) -> None:
+    """The error names the value and the form."""
+    with pytest.raises(Invalid):
+        parse_host(text)
+
+
+def test_gpus_left_alone_take_no_job(tmp_path: Path) -> None:
+    """--gpus 0,2 of four: two jobs run, on these two."""
+    with daemon_in(tmp_path, "4x24G", "--gpus", "0,2") as daemon, daemon.client() as client:
+        jobs = [client.submit(["sleep", "30"], output="/dev/null").id for _ in range(3)]
+        until(
+            lambda: sum(j.state is JobState.RUNNING for j in client.jobs(ids=jobs).jobs) == 2,
+            "two run",
+        )
+        used = sorted(job.gpu_indices or () for job in client.jobs(ids=jobs).jobs)
+        assert used == [(), (0,), (2,)]
+
+
+def test_claims_show_as_use_and_go_with_their_process(daemon: DaemonProcess) -> None:
+    """Memory of a simulated GPU is what live processes claim, however they end."""
+    with daemon.client() as client:
+        job = client.submit(
+            [f"{Path(sys.executable).parent}/gpusched-simjob", "--vram", "8G", "--hold", "60"],
+            vram="10G",
+            output="/dev/null",
+        )
+        until(lambda: client.gpus()[0].used_bytes == 8 * GIB, "its claim shows")
+        assert client.gpus()[0].foreign_bytes == 0
+        client.cancel([job.id])
+        client.wait(job.id, timeout_s=30)
+        until(lambda: client.gpus()[0].used_bytes == 0, "its claim is gone")
+
+
+def test_foreign_use_keeps_whole_jobs_away_and_is_named(daemon: DaemonProcess) -> None:
+    """A process outside the scheduler on every card: the reason says who and how much."""
+    uuids = ",".join(f"GPU-51300000-0000-4000-8000-{index:012d}" for index in range(4))
+    stranger = subprocess.Popen(
+        [sys.executable, "-m", "gpuschedd.simjob", "--vram", "3G", "--hold", "120"],
+        env={"GPUSCHED_SIM_DIR": str(daemon.state_dir / "sim"), "GPUSCHED_GPU_UUIDS": uuids},
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        with daemon.client() as client:
+            until(lambda: (client.gpus()[3].foreign_bytes or 0) > 0, "it is seen")
+            job = client.submit(["true"], output="/dev/null")
+            shared = client.submit(["true"], vram="4G", output="/dev/null")
+            assert client.wait(shared.id, timeout_s=30).state is JobState.COMPLETED
+            until(lambda: client.job(job.id).reason is not None, "it waits")
+            said = until(lambda: client.job(job.id).reason, "with a reason").text
+            assert f"pid {stranger.pid}" in said
+            stranger.kill()
+            stranger.wait()
+            assert client.wait(job.id, timeout_s=30).state is JobState.COMPLETED
+    finally:
+        if stranger.poll() is None:
+            stranger.kill()
+            stranger.wait()
+
+
+def test_oom_once_fails_as_cuda_does_and_then_succeeds(daemon: DaemonProcess) -> None:
+    """For trying retries."""
+    simjob = f"{Path(sys.executable).parent}/gpusched-simjob"
+    once = str(daemon.work_dir / "once")
+    with daemon.client() as client:
+        words = [simjob, "--vram", "1G", "--hold", "0", "--oom-once", once]
+        first = client.submit(words, vram="2G", cwd=daemon.work_dir)
+        ended = client.wait(first.id, timeout_s=30)
+        assert (ended.state, ended.cause) == (JobState.OUT_OF_MEMORY, "cuda_oom")
+        second = client.submit(words, vram="2G", cwd=daemon.work_dir)
+        assert client.wait(second.id, timeout_s=30).state is JobState.COMPLETED
