@@ -76,6 +76,7 @@ from gpuschedd.store import AuditRow, Event, History
 
 DENIALS_AN_HOUR_MAX = 100  # audit rows of denials per uid and hour; the rest is only counted
 EXPECTED_FIRST = 200
+CALLER_KEPT_S = 5.0  # an account that changes hands is another's after this
 WAITS_PER_UID_MAX = 1_000
 
 T = TypeVar("T")
@@ -213,7 +214,7 @@ class Handlers:
     # --- who ----------------------------------------------------------------------------------
 
     async def _caller(self, peer: Peer) -> Caller:
-        """The peer with name and rights, asked of the system at most once a minute per uid.
+        """The peer with name and rights, asked of the system every few seconds at most per uid.
 
         Requests that wait for the same answer go on in the order they came.
         """
@@ -222,7 +223,7 @@ class Handlers:
             known = asyncio.ensure_future(self._look_up(peer))
             self._callers[peer.uid] = known
             known.add_done_callback(lambda done: self._forget_failure(peer.uid, done))
-            asyncio.get_running_loop().call_later(60.0, self._callers.pop, peer.uid, None)
+            asyncio.get_running_loop().call_later(CALLER_KEPT_S, self._callers.pop, peer.uid, None)
         caller = known.result() if known.done() else await asyncio.shield(known)
         return caller if caller.pid == peer.pid else replace(caller, pid=peer.pid)
 

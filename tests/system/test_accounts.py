@@ -1,0 +1,122 @@
+"""Accounts that go, expire or change hands, and what the configuration says of users."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from gpusched_client.errors import Denied, GpuschedError, LimitReached
+from tests.support.daemon import until
+from tests.support.host import USERS, Host, request_of
+
+pytestmark = [pytest.mark.root, pytest.mark.systemd]
+
+
+@pytest.fixture
+def dave(host: Host) -> Iterator[int]:
+    """An account that comes and goes; its uid."""
+    host.box.run("useradd", "--create-home", "--uid", "3900", "dave")
+    USERS["dave"] = 3900
+    yield 3900
+    del USERS["dave"]
+    host.end_all()
+    for user in ("dave", "eve"):
+        host.box.run("userdel", "--remove", "--force", user, check=False)
+
+
+def test_a_deleted_user_s_jobs_never_run_as_who_gets_the_uid(host: Host, dave: int) -> None:
+    host.box.run("sh", "-c", "echo untouched > /home/dave/mark; chmod 666 /home/dave/mark")
+    running = host.sh("dave", "sleep 60", gpus=3)
+    host.until_state(running, "RUNNING")
+    waiting = host.sh("dave", "id > /home/dave/mark", gpus=2)
+    host.box.run("userdel", "--force", "dave")
+    host.box.run("useradd", "--no-create-home", "--uid", str(dave), "eve")
+    # What runs goes on; eve owns none of it.
+    assert host.job(running).state == "RUNNING"
+    with host.client(dave) as eve:
+        until(lambda: eve.hello().user == "eve", "the daemon has heard of eve")
+        assert {outcome.code for outcome in eve.cancel([running, waiting])} == {"denied"}
+        assert eve.job(waiting).argv is None
+    host.admin(lambda client: client.cancel(running))
+    host.wait(running)
+
+    def held() -> str | None:
+        job = host.job(waiting)
+        return job.reason.text if job.hold and job.reason else None
+
+    assert "belongs to eve now" in until(held, "the waiting job is held")
+    assert host.box.sh("cat /home/dave/mark") == "untouched\n"
+    # An admin who insists gets a failure, not a job of eve's: the supervisor looks for itself.
+    host.box.run("userdel", "eve")
+    host.box.run("useradd", "--uid", str(dave), "dave")
+    host.admin(lambda client: client.update(waiting, hold=False))
+    assert host.wait(waiting).exit_code == 0
+    assert f"uid={dave}(dave)" in host.box.sh("cat /home/dave/mark")
+
+
+def test_an_expired_account_and_a_closed_host_start_nothing(host: Host, dave: int) -> None:
+    del dave
+    host.box.run("chage", "--expiredate", "2020-01-01", "dave")
+    job = host.wait(host.sh("dave", "true"))
+    assert (job.state, job.cause) == ("FAILED", "setup")
+    assert "expired" in str(job.cause_detail)
+    host.box.run("touch", "/run/nologin")
+    closed = host.wait(host.sh("alice", "true"))
+    host.box.run("rm", "/run/nologin")
+    assert (closed.state, closed.cause) == ("FAILED", "setup")
+
+
+def test_limits_hold_jobs_back_with_the_reason(host: Host) -> None:
+    limits = '[limits.alice]\nmax_gpus = 2\n[limits."@shared"]\nmax_jobs = 1\nqueued_jobs = 3\n'
+    host.box.disk("/etc/gpuschedd/config.toml").write_text(f'simulate = "4x24G"\n{limits}')
+    host.admin(lambda client: client.reload())
+    alice = [host.sh("alice", "sleep 60", gpus=1) for _ in range(3)]
+    bob = [host.sh("bob", "sleep 60", gpus=1) for _ in range(2)]
+    for job_id in (*alice[:2], bob[0]):
+        host.until_state(job_id, "RUNNING")
+    for job_id in (alice[2], bob[1]):
+        job = host.job(job_id)
+        assert job.state == "PENDING"
+        assert job.reason is not None
+        assert job.reason.code == "UserLimit", job.reason
+    host.sh("bob", "true")
+    with pytest.raises(LimitReached, match="the limit is 3"):
+        host.sh("bob", "true")
+
+
+def test_who_may_submit_is_the_configuration_s_word(host: Host) -> None:
+    waiting = host.sh("bob", "true", gpus=4, hold=False)
+    blocking = host.sh("alice", "sleep 60", gpus=4)
+    del blocking
+    jobs = '[jobs]\nusers = ["alice", "@operators"]\n'
+    later = host.sh("bob", "true", gpus=4)
+    host.box.disk("/etc/gpuschedd/config.toml").write_text(f'simulate = "4x24G"\n{jobs}')
+    host.admin(lambda client: client.reload())
+    request = request_of("bob", "true")
+    with host.client("bob") as bob, pytest.raises(Denied, match=r"jobs\.users"):
+        bob.submit_many([request])
+    job = host.job(later)
+    assert job.state == "PENDING"
+    assert job.reason is not None
+    assert "names bob no more" in job.reason.text
+    host.sh("carol", "true")
+    host.reconfigure("")
+    until(lambda: not host.job(later).hold, "it is released with the old configuration")
+    del waiting
+
+
+def test_members_of_the_admin_group_administer(host: Host) -> None:
+    with host.client("carol") as carol, pytest.raises(GpuschedError):
+        carol.drain(0, "no")
+    host.reconfigure('admin_group = "operators"')
+    job_id = host.sh("alice", "sleep 60", gpus=1)
+    with host.client("carol") as carol:
+        assert carol.hello().admin
+        assert carol.drain(3, "fan").state == "drained"
+        assert carol.resume(3).state == "ok"
+        assert carol.cancel(job_id)[0].code is None
+        assert carol.status().version
+        with pytest.raises(Denied, match="root"):
+            list(carol.backup())
+    host.wait(job_id)

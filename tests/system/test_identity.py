@@ -1,0 +1,152 @@
+"""A job is its submitter in every respect, and nobody is taken for somebody else."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import msgpack
+import pytest
+
+from gpusched_client.errors import Denied
+from tests.support.box import BIN
+from tests.support.host import SOCKET, USERS, Host, lines_of, request_of
+
+pytestmark = [pytest.mark.root, pytest.mark.systemd]
+
+HELLO = f"""
+import msgpack, os, socket
+s = socket.socket(socket.AF_UNIX)
+s.connect("{SOCKET}")
+s.sendall(msgpack.packb([0, 1, "hello", []]))
+result = msgpack.unpackb(s.recv(65536))[3]
+print(os.getuid(), result["uid"], result["admin"])
+"""
+WHO = (
+    "id -u; id -g; id -G | tr ' ' '\\n' | sort | tr '\\n' ' '; echo; "
+    "grep -h '^Cap[IPEA]' /proc/self/status | cut -f2 | sort -u; "
+    "cat /proc/self/oom_score_adj; nice; ls /proc/$$/fd | tr '\\n' ' '; echo; "
+    "env | grep -c '^NOTIFY_SOCKET\\|^LISTEN_\\|^WATCHDOG'; cut -d' ' -f7 /proc/$$/stat; pwd; "
+    "readlink /proc/$$/fd/0"
+)
+
+
+@pytest.mark.parametrize("user", ["alice", "bob"])
+def test_a_job_is_its_submitter_with_all_groups_and_no_capability(host: Host, user: str) -> None:
+    groups = host.box.run("id", "-G", user).stdout.split()
+    found = lines_of(host.run_as(user, WHO))
+    assert found[:2] == [str(USERS[user]), groups[0]]
+    assert sorted(found[2].split()) == sorted(groups)
+    assert found[3] == "0" * 16  # inheritable, permitted, effective and ambient alike
+    assert found[4:6] == ["0", "0"]  # oom_score_adj, nice
+    assert found[6].split()[:3] == ["0", "1", "2"]
+    assert len(found[6].split()) <= 4  # and the one that lists them
+    assert found[7:10] == ["0", "0", f"/home/{user}"]  # unit variables, terminal, directory
+    assert found[10] == "/dev/null"
+
+
+def test_umask_and_directory_are_those_of_the_submission(host: Host) -> None:
+    line = (
+        "cd /tmp && umask 037 && gsub --parsable --wait -g 0 -o out -- sh -c 'umask; pwd; touch f'"
+    )
+    done = host.box.run("sh", "-c", line, user="bob", check=False)
+    assert done.returncode == 0, done.stderr
+    made = host.box.sh("cat /tmp/out; stat -c '%a %U' /tmp/out /tmp/f; rm /tmp/out /tmp/f")
+    assert made.splitlines() == ["0037", "/tmp", "640 bob", "640 bob"]
+
+
+def test_the_name_that_counts_is_the_kernel_s(host: Host) -> None:
+    """Whatever a variable, a user namespace or a switch of user before the connect may claim."""
+    script = "gsub --parsable -g 0 -o /dev/null true"
+    forged = int(host.box.sh(f"USER=alice LOGNAME=alice {script}", user="bob"))
+    assert host.job(forged).user == "bob"
+    inside = host.box.run("unshare", "-Ur", BIN / "python", "-c", HELLO, user="alice")
+    assert inside.stdout.split() == ["0", "3001", "False"]
+    switched = host.box.sh(f"runuser -u alice -- sh -c 'cd /tmp; {script}'")
+    assert host.job(int(switched)).user == "alice"
+
+
+@pytest.mark.parametrize("field", [{"uid": 0}, {"user": "root"}, {"gid": 0}, {"groups": [0]}])
+def test_a_message_that_names_a_user_is_an_error(host: Host, field: dict[str, object]) -> None:
+    job = {"argv": ["true"], "cwd": "/", "environment": {}, "gpus": 0, **field}
+    directory = os.open(host.box.inside(SOCKET.parent), os.O_PATH | os.O_DIRECTORY)
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(f"/proc/self/fd/{directory}/{SOCKET.name}")
+        connection.sendall(msgpack.packb([0, 1, "submit", [{"jobs": [job]}]]))
+        _, _, error, result = msgpack.unpackb(connection.recv(65536))
+    os.close(directory)
+    assert result is None
+    assert error["code"] == "invalid"
+    assert error["data"]["path"] == f"jobs[0].{next(iter(field))}"
+
+
+def test_bob_sees_alice_s_queue_and_cannot_touch_it(host: Host) -> None:
+    marker = "MARK-of-alice"
+    running = host.sh("alice", f": {marker}; sleep 60", gpus=1)
+    waiting = host.sh("alice", f": {marker}; true", gpus=4, name="hers")
+    host.until_state(running, "RUNNING")
+    with host.client("bob") as bob:
+        shown = {job.job_id: job for job in bob.jobs().jobs}
+        assert shown[waiting].user == "alice"
+        assert shown[waiting].name == "hers"
+        assert [job.job_id for job in bob.queue().jobs] == [waiting]
+        assert marker not in repr(bob.job(waiting))
+        assert bob.job(waiting).cwd is None
+        both = [running, waiting]
+        attempts = (
+            *bob.cancel(both),
+            *bob.cancel(running, signal=10),
+            *bob.update(both, hold=True),
+            *bob.update(both, time_limit=60),
+            *bob.update(both, nice=1000),
+            *bob.update(both, name="his"),
+            bob.top(waiting),
+        )
+        assert {outcome.code for outcome in attempts} == {"denied"}
+        for forbidden in (
+            lambda: bob.drain(0, "mine"),
+            lambda: bob.resume(0),
+            lambda: bob.reload(),
+            lambda: list(bob.backup()),
+        ):
+            with pytest.raises(Denied):
+                forbidden()
+    assert host.job(running).state == "RUNNING"
+    assert host.job(waiting).state == "PENDING"
+    rows = host.box.sh(
+        '/usr/bin/python3 -c "import sqlite3; print(sqlite3.connect('
+        "'file:/var/lib/gpuschedd/gpuschedd.sqlite3?mode=ro', uri=True).execute("
+        "'select count(*) from audit where uid = 3002').fetchone()[0])\""
+    )
+    assert int(rows) >= len(attempts) + 4
+
+
+def test_jobs_of_root_of_system_accounts_and_of_nobody_are_refused(host: Host) -> None:
+    request = request_of("alice", "true", cwd="/")
+    for uid, words in ((0, "root"), (1, "UID_MIN"), (4321, "no account"), (65534, "nobody")):
+        with host.client(uid) as client, pytest.raises(Denied, match=words):
+            client.submit_many([request])
+
+
+def test_root_s_jobs_run_where_the_configuration_says_so(host: Host) -> None:
+    host.box.disk("/etc/gpuschedd/config.toml").write_text(
+        'simulate = "4x24G"\n[jobs]\nsystem_users = true\n'
+    )
+    host.admin(lambda client: client.reload())
+    job_id = host.submit("root", "id", "-u", cwd="/tmp", output="/tmp/root-job")
+    assert host.wait(job_id).exit_code == 0
+    assert host.box.sh("cat /tmp/root-job; rm /tmp/root-job") == "0\n"
+
+
+def test_a_job_cannot_speak_to_the_daemon_s_own_places(host: Host) -> None:
+    """The hint socket, the job directories and the database are root's alone."""
+    line = (
+        "for f in jobs hint.sock gpuschedd.sqlite3 lock scripts; do "
+        "head -c1 /var/lib/gpuschedd/$f 2>/dev/null && echo READ $f; "
+        "ls /var/lib/gpuschedd/$f/* 2>/dev/null && echo LISTED $f; done; "
+        "ls /var/lib/gpuschedd 2>/dev/null && echo LISTED; "
+        "ss -xl 2>/dev/null | grep -c '@.*gpusched'; true"
+    )
+    found = host.run_as("alice", line)
+    assert "READ" not in found
+    assert "LISTED" not in found

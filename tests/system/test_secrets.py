@@ -1,0 +1,129 @@
+"""What is alice's: run as her alone, seen by her alone."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+
+from tests.support.host import USERS, Host
+
+pytestmark = [pytest.mark.root, pytest.mark.systemd]
+
+#: Each of these, executed by whomever, leaves a file that says by whom.
+HOSTILE = r"""
+cd /home/alice && mkdir -p trap && cd trap
+cat > touch.sh <<'X'
+: > /tmp/owned-by-$(id -u)
+X
+cat > mark.py <<'X'
+import os
+open("/tmp/owned-by-%d" % os.geteuid(), "w").close()
+X
+for name in json os pwd re sitecustomize usercustomize msgpack ctypes; do cp mark.py $name.py; done
+cat > mark.c <<'X'
+#include <fcntl.h>
+#include <stdio.h>
+#include <unistd.h>
+__attribute__((constructor)) static void mark(void) {
+    char path[64];
+    snprintf(path, sizeof path, "/tmp/owned-by-%d", (int)geteuid());
+    close(open(path, O_CREAT | O_WRONLY, 0644));
+}
+X
+gcc -shared -fPIC -o mark.so mark.c 2>/dev/null || true
+printf '#!/bin/sh\n. /home/alice/trap/touch.sh\n' > systemctl; chmod +x systemctl
+"""
+
+
+def test_what_the_environment_names_is_executed_as_the_user_alone(host: Host) -> None:
+    host.box.sh("rm -f /tmp/owned-by-*")
+    host.box.sh(HOSTILE, user="alice")
+    trap = "/home/alice/trap"
+    environment = {
+        "PATH": f"{trap}:/usr/bin:/bin",
+        "LD_PRELOAD": f"{trap}/mark.so",
+        "LD_LIBRARY_PATH": trap,
+        "LD_AUDIT": f"{trap}/mark.so",
+        "PYTHONPATH": trap,
+        "PYTHONSTARTUP": f"{trap}/mark.py",
+        "PYTHONHOME": trap,
+        "BASH_ENV": f"{trap}/touch.sh",
+        "ENV": f"{trap}/touch.sh",
+        "GCONV_PATH": trap,
+        "HOSTALIASES": f"{trap}/touch.sh",
+        "TMPDIR": trap,
+    }
+    ids = [
+        host.submit("alice", "bash", "-c", "true", cwd=trap, environment=environment, gpus=1),
+        host.submit(
+            "alice",
+            "bash",
+            "-c",
+            "echo CUDA out of memory; false",
+            cwd=trap,
+            environment=environment,
+            gpus=1,
+        ),
+        host.submit("alice", script=b"#!/bin/bash\ntrue\n", cwd=trap, environment=environment),
+    ]
+    for job_id in ids:
+        host.wait(job_id)
+    owned = host.box.sh("cd /tmp && ls owned-by-* 2>/dev/null; rm -f owned-by-*").split()
+    host.box.run("rm", "-rf", trap)
+    assert owned == [f"owned-by-{USERS['alice']}"]
+
+
+SEARCH = r"""
+cd /; read -r token job
+grep -rsla --exclude-dir=fd --exclude-dir=task -e "$token" /run /var/lib /var/log /etc /tmp 2>/dev/null
+for p in /proc/[0-9]*; do
+    for f in environ cmdline comm stack maps; do
+        grep -qsa -e "$token" $p/$f 2>/dev/null && [ "$(stat -c %u $p)" != 3002 ] && echo $p/$f
+    done
+done
+systemctl list-units --all --no-pager 2>/dev/null | grep -e "$token"
+for unit in $(systemctl list-units --all --no-legend --plain 'gpusched*' | cut -d' ' -f1); do
+    { systemctl show $unit; systemctl cat $unit; systemctl status --no-pager $unit; } 2>/dev/null |
+        grep -e "$token"
+done
+journalctl --no-pager 2>/dev/null | grep -e "$token"
+gq -a --json 2>/dev/null | grep -e "$token"
+gq "$job" --json 2>/dev/null | grep -e "$token"
+ps -efwww | grep -v grep | grep -e "$token"
+true
+"""
+
+
+def test_bob_finds_a_token_of_alice_s_environment_nowhere(host: Host) -> None:
+    token = f"TOKEN-{uuid.uuid4().hex}"
+    environment = {"PATH": "/usr/bin:/bin", "TOKEN": token}
+    running = host.sh("alice", "sleep 60", gpus=1, environment=environment)
+    waiting = host.sh("alice", "sleep 60", gpus=4, environment=environment)
+    host.until_state(running, "RUNNING")
+    host.box.disk("/home/bob/search").write_text(SEARCH)
+    found = host.box.run("sh", "search", user="bob", text=f"{token} {running}\n").stdout
+    assert found == ""
+    with host.client("bob") as bob:
+        replies = [bob.job(running), bob.job(waiting), bob.jobs(), bob.queue(), bob.gpus()]
+        replies += [bob.usage(), bob.stats(), bob.status()]
+    assert token not in repr(replies)
+    assert token not in repr(host.job(waiting))  # not even root's view has it
+    database = host.box.disk("/var/lib/gpuschedd/gpuschedd.sqlite3")
+    host.end_all()
+    wal = database.with_name(database.name + "-wal")
+    host.systemctl("stop", "gpuschedd.socket", "gpuschedd.service")
+    left = database.read_bytes() + (wal.read_bytes() if wal.exists() else b"")
+    assert token.encode() not in left  # a final job's environment is gone from the books
+    assert token not in host.journal()
+
+
+def test_a_private_host_hides_names_and_directories(host: Host) -> None:
+    host.reconfigure("private = true")
+    job_id = host.sh("alice", "sleep 60", gpus=4, name="her-secret-name")
+    host.until_state(job_id, "RUNNING")
+    with host.client("bob") as bob:
+        replies = repr([bob.job(job_id), bob.jobs(), bob.queue()])
+    assert "her-secret-name" not in replies
+    with host.client("alice") as alice:
+        assert alice.job(job_id).name == "her-secret-name"
