@@ -477,6 +477,22 @@ class JobEvent(Response):
     text: str = wire(_ANY_TEXT, default="")
 
 
+@message
+class GpuUseView(Response):
+    """What a job used of one GPU; the peak lies between `peak_bytes` and `peak_upper_bytes`.
+
+    `peak_source` is driver (exact, per process), sampled, device (by difference) or none.
+    """
+
+    gpu_uuid: str = wire(_SHORT_TEXT)
+    gpu_index: int | None = wire(integer(), default=None)
+    peak_bytes: int | None = wire(_SIZE, default=None)
+    peak_upper_bytes: int | None = wire(_SIZE, default=None)
+    peak_source: str = wire(_SHORT_TEXT, default="none")
+    utilization: float | None = wire(number(0, 100), default=None)
+    energy_j: float | None = wire(number(0, 2**53), default=None)
+
+
 _TIME = number(-(2**53), 2**53)
 _PATH = octets(PATH_BYTES_MAX)
 _TEXTS = list_of(_ANY_TEXT, 1_000)
@@ -487,7 +503,8 @@ class JobView(Response):
     """One job as a response shows it.
 
     `command` is one printable line, cut to a few hundred characters. `argv`, `script_bytes`,
-    `priority_parts`, `explanations` ("would start now with 1 GPU"), `events` and `vram_peak_bytes`
+    `priority_parts`, `explanations` ("would start now with 1 GPU"), `events` and what was used of
+    the GPUs (`vram_verdict`: within, under-declared, over-declared or unattributed)
     come with the method `job` only. Names, commands and paths of others may be None (private).
     `time_limit_s` is UNLIMITED_S without a limit. *_at_s and *_start_s are Unix times.
     """
@@ -533,6 +550,15 @@ class JobView(Response):
     argv: tuple[bytes, ...] | None = wire(_WORDS, default=None)
     script_bytes: int | None = wire(_SIZE, default=None)
     vram_peak_bytes: int | None = wire(_SIZE, default=None)
+    vram_peak_source: str | None = wire(_SHORT_TEXT, default=None)
+    vram_verdict: str | None = wire(_SHORT_TEXT, default=None)
+    vram_next_bytes: int | None = wire(_SIZE, default=None)
+    gpu_utilization: float | None = wire(number(0, 100), default=None)
+    gpu_seconds: float | None = wire(number(0, 2**53), default=None)
+    energy_j: float | None = wire(number(0, 2**53), default=None)
+    gpu_uses: tuple[GpuUseView, ...] | None = wire(
+        list_of(nested(GpuUseView), GPUS_MAX), default=None
+    )
     priority_parts: Mapping[str, Any] | None = wire(plain_map, default=None)
     explanations: tuple[str, ...] | None = wire(_TEXTS, default=None)
     events: tuple[JobEvent, ...] | None = wire(list_of(nested(JobEvent), 1_000), default=None)

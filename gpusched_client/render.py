@@ -14,7 +14,14 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from gpusched_client.protocol import GpuView, JobRequest, JobView, StatusResult, UsageView
+from gpusched_client.protocol import (
+    GpuUseView,
+    GpuView,
+    JobRequest,
+    JobView,
+    StatusResult,
+    UsageView,
+)
 from gpusched_client.terms import JobState
 from gpusched_client.units import (
     UNLIMITED_S,
@@ -343,7 +350,7 @@ def job_detail(job: JobView, view: View) -> str:
         *_run_facts(job, view),
         *_place_facts(job),
     ]
-    text = "".join([f"{name + ':':<14}{value}\n" for name, value in facts if value])
+    text = "".join([_fact_line(name, value) for name, value in facts if value])
     for heading, lines in (
         ("What would help", job.explanations or ()),
         ("History", [_event_line(event, view) for event in job.events or ()]),
@@ -351,6 +358,10 @@ def job_detail(job: JobView, view: View) -> str:
         if lines:
             text += f"{heading}:\n" + "".join([f"  {printable(line)}\n" for line in lines])
     return text
+
+
+def _fact_line(name: str, value: str) -> str:
+    return f"{name + ':' if name else '':<14}{value}\n"
 
 
 def _event_line(event: Any, view: View) -> str:
@@ -417,8 +428,53 @@ def _run_facts(job: JobView, view: View) -> list[tuple[str, str]]:
         ("Cause", _cause_text(job)),
         ("CPU time", cpu),
         ("Peak memory", "" if job.max_rss_bytes is None else bytes_text(job.max_rss_bytes)),
-        ("Peak VRAM", "" if job.vram_peak_bytes is None else bytes_text(job.vram_peak_bytes)),
+        *_gpu_facts(job),
     ]
+
+
+_SOURCES = {
+    "driver": "by the driver",
+    "sampled": "sampled",
+    "device": "by difference on the device",
+}
+
+
+def _gpu_facts(job: JobView) -> list[tuple[str, str]]:
+    """Declared against actual; one line a GPU where there are several."""
+    busy, joules, gpu_s = job.gpu_utilization, job.energy_j, job.gpu_seconds
+    uses = job.gpu_uses or ()
+    return [
+        ("Peak VRAM", _peak_text(job)),
+        ("Verdict", _verdict_text(job)),
+        ("GPU busy", "" if busy is None else f"{busy:.0f} % on average"),
+        ("GPU time", "" if gpu_s is None else f"{format_duration(round(gpu_s))} of one GPU"),
+        ("Energy", "" if joules is None else f"{joules / 3600:.2f} Wh"),
+        *[("", _use_text(use)) for use in uses if len(uses) > 1],
+    ]
+
+
+def _peak_text(job: JobView) -> str:
+    if job.vram_peak_bytes is None:
+        return "n/a" if job.gpu_uses else ""
+    source = _SOURCES.get(job.vram_peak_source or "", "")
+    return bytes_text(job.vram_peak_bytes) + (f" ({source})" if source else "")
+
+
+def _verdict_text(job: JobView) -> str:
+    better = "" if job.vram_next_bytes is None else bytes_text(job.vram_next_bytes)
+    return {
+        "within": "the declaration was right",
+        "under-declared": f"under-declared: raise --vram to {better}",
+        "over-declared": f"over-declared: --vram {better} would free room for others",
+        "unattributed": "no GPU memory was seen of it",
+    }.get(job.vram_verdict or "", "")
+
+
+def _use_text(use: GpuUseView) -> str:
+    peak = "n/a" if use.peak_bytes is None else bytes_text(use.peak_bytes)
+    busy = "" if use.utilization is None else f", {use.utilization:.0f} % busy"
+    joules = "" if use.energy_j is None else f", {use.energy_j / 3600:.2f} Wh"
+    return f"GPU {_NONE if use.gpu_index is None else use.gpu_index}: peak {peak}{busy}{joules}"
 
 
 def _cause_text(job: JobView) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from gpusched_client.terms import GpuUuid, JobId, JobState
 from gpuschedd import jobenv
@@ -17,9 +19,11 @@ from gpuschedd.core.lifecycle import Job
 from gpuschedd.gpus import GpuInfo
 from gpuschedd.job_dir import Cancel, Orders, Spec
 from gpuschedd.launcher import AccountGone, Bounds, LaunchDeferred, Launcher
-from gpuschedd.progress import take_sighting
+from gpuschedd.progress import NO_EVIDENCE, Evidence, take_sighting
 from gpuschedd.runner import DISOBEDIENCE_S, MakePlan, Plan, Runner, Sighting
 from gpuschedd.store import Payload
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,23 @@ class Surroundings:
         return self.state_dir / "hint.sock"
 
 
+class Unfit(LaunchDeferred):
+    """The last look before the launch: the GPUs are not as free any more as they were decided."""
+
+
+class Eyes(Protocol):
+    """The view on the GPUs that launches and ends need."""
+
+    def begin(self, job: Job) -> None:
+        """A job was placed."""
+
+    async def last_look(self, job: Job) -> str | None:
+        """Why a placed job does not fit any more, by a sample that is at most a second old."""
+
+    async def evidence(self, job: Job, *, failed: bool) -> Evidence:
+        """What the GPUs tell of an attempt that is over."""
+
+
 class Actions:
     """Turns committed changes into work for the runner."""
 
@@ -60,9 +81,12 @@ class Actions:
         gpu_info: Callable[[], dict[GpuUuid, GpuInfo]],
         job_gone: Callable[[Job], None],
         accounts: Accounts,
+        eyes: Callable[[], Eyes] | None = None,
     ) -> None:
         """`gpu_info`: the last inventory; `job_gone` hears of each job whose GPUs become free."""
         self._accounts = accounts
+        self._eyes = eyes
+        self._reports: set[asyncio.Task[None]] = set()
         self._controller = controller
         self._around = around
         self._gpu_info = gpu_info
@@ -89,8 +113,29 @@ class Actions:
     def _report(self, sighting: Sighting) -> None:
         if sighting.storage_error is not None:
             self._controller.block_storage(sighting.storage_error)
+        job = self._controller.state.jobs.get(sighting.job_id)
+        if self._eyes is not None and job is not None and job.grants and _is_over(sighting):
+            task = asyncio.ensure_future(self._report_end(self._eyes(), job, sighting))
+            self._reports.add(task)
+            task.add_done_callback(self._reports.discard)
+            return
+        self._take(sighting, NO_EVIDENCE)
+
+    async def _report_end(self, eyes: Eyes, job: Job, sighting: Sighting) -> None:
+        """The driver forgets ended processes: its figures are read before the end is booked."""
+        try:
+            seen = sighting.seen
+            end = seen and (seen.exit or seen.ended)
+            failed = end is not None and end.code != 0
+            evidence = await eyes.evidence(job, failed=failed)
+        except Exception:
+            log.exception("evidence_failed job=%d", job.job_id)
+            evidence = NO_EVIDENCE
+        self._take(sighting, evidence)
+
+    def _take(self, sighting: Sighting, evidence: Evidence) -> None:
         clock = self._controller.clock
-        self._controller.tell(lambda batch: take_sighting(batch, clock, sighting))
+        self._controller.tell(lambda batch: take_sighting(batch, clock, sighting, evidence))
 
     def _after_commit(self, committed: Committed) -> None:
         for change in committed.changes:
@@ -106,6 +151,8 @@ class Actions:
             self._job_gone(before)
         elif after.state is JobState.CONFIGURING and not before.holds_gpus:
             key = (after.job_id, after.attempt)
+            if self._eyes is not None:
+                self._eyes().begin(after)
             self.runner.launch(key, after.uid, self._plan_maker(after))
         elif after.holds_gpus:
             self._follow_orders(before, after)
@@ -137,6 +184,7 @@ class Actions:
         async def make() -> Plan | None:
             if self._around.is_system:
                 await self._check_account(job)
+            await self._look_again(job)
             present = self._controller.state.jobs.get(job.job_id)
             if present is None or present.attempt != job.attempt or present.cancel is not None:
                 return None  # its cancel is on the way, and fences it
@@ -145,6 +193,14 @@ class Actions:
             return self._spec(present, payload), self._bounds(present)
 
         return make
+
+    async def _look_again(self, job: Job) -> None:
+        """Raises Unfit where foreign use came, or a GPU went, since the decision."""
+        if self._eyes is None or not job.grants:
+            return
+        problem = await self._eyes().last_look(job)
+        if problem is not None:
+            raise Unfit(problem)
 
     async def _check_account(self, job: Job) -> None:
         """Raises AccountGone; the supervisor looks again, this one lets the job wait instead."""
@@ -216,6 +272,13 @@ class Actions:
             visible_devices=visible,
             sim_dir=None if self._around.sim_dir is None else os.fspath(self._around.sim_dir),
         )
+
+
+def _is_over(sighting: Sighting) -> bool:
+    seen = sighting.seen
+    if seen is None or sighting.processes_left:
+        return False
+    return seen.exit is not None or (seen.ended is not None and not seen.supervisor_alive)
 
 
 def orders_of(job: Job) -> Orders:

@@ -22,6 +22,7 @@ from gpuschedd.core import admission
 from gpuschedd.core.lifecycle import Job
 from gpuschedd.core.model import Gpu, GpuState, Grant
 from gpuschedd.gpus import (
+    Accounts,
     GpuEvent,
     GpuInfo,
     GpuReading,
@@ -40,7 +41,8 @@ from gpuschedd.health import (
     xid_text,
 )
 from gpuschedd.ledger import Facts, Holding, Ledger, Standing, Violation
-from gpuschedd.peaks import GpuUse, UseMeter
+from gpuschedd.peaks import UseMeter
+from gpuschedd.progress import Evidence
 from gpuschedd.simgpu import UUID_PREFIX
 from gpuschedd.state import Batch
 from gpuschedd.store import GpuRow
@@ -55,6 +57,7 @@ SICK_CHECK_S = 5.0  # between two health checks while a GPU is sick
 COST_SHARE = 0.05  # of the time, at most, in the driver
 INTERVAL_FACTOR_MAX = 16
 LOOK_AGE_S = 1.0  # the last look before a launch is no older
+EVIDENCE_DEADLINE_S = 2.0  # a job's end waits no longer for the driver's figures
 XID_BLAME_S = 30.0  # an Xid so long before a job's end may be its cause
 
 
@@ -172,6 +175,12 @@ class GpuWatch:
         self.released = None
         self._poke.set()
 
+    async def last_look(self, job: Job) -> str | None:
+        """Why a placed job does not fit any more; a driver that is down for a moment stops none."""
+        if not await self.look() and self._unread_text() is not None:
+            return f"the GPUs cannot be looked at: {self.problem}"
+        return self._misfit(job)
+
     async def look(self) -> bool:
         """A sample that is at most a second old; False where the driver gives none."""
         age_s = self.sample_age_s
@@ -181,8 +190,7 @@ class GpuWatch:
             self._looking = asyncio.ensure_future(self._sweep())
         return await asyncio.shield(self._looking)
 
-    def fits(self, job: Job) -> str | None:
-        """Why a job that was placed does not fit any more; None: it does."""
+    def _misfit(self, job: Job) -> str | None:
         gpus = {gpu.uuid: gpu for gpu in self._controller.state.gpus}
         for grant in job.grants:
             gpu = gpus.get(grant.uuid)
@@ -196,16 +204,30 @@ class GpuWatch:
                 return f"GPU {gpu.index} has too little left: {gpu.foreign_text}"
         return None
 
-    async def final_uses(self, job: Job) -> tuple[GpuUse, ...]:
-        """The figures of an attempt that is over, the driver's accounts included."""
+    async def _look_now(self) -> None:
+        """Have the events of this moment: an Xid is reported just before its job dies."""
+        if self._looking is not None and not self._looking.done():
+            await asyncio.wait({self._looking}, timeout=EVIDENCE_DEADLINE_S)
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.ensure_future(self._sweep())
+            await asyncio.wait({self._looking}, timeout=EVIDENCE_DEADLINE_S)
+
+    async def evidence(self, job: Job, *, failed: bool) -> Evidence:
+        """The figures of an attempt that is over, the driver's accounts included, and an Xid."""
         key = (job.job_id, job.attempt)
         pids = {uuid: found for uuid, found in self.meter.pids(key).items() if found}
-        accounts = await self._source.accounts(pids) if pids else {}
-        return self.meter.uses(key, accounts, job.started_at_s)
+        accounts: Accounts = {}
+        if failed and not self.is_stale:
+            await self._look_now()
+        if pids and not self.is_stale:
+            asking = asyncio.ensure_future(self._source.accounts(pids))
+            await asyncio.wait({asking}, timeout=EVIDENCE_DEADLINE_S)
+            accounts = asking.result() if asking.done() else {}
+        return Evidence(self.meter.uses(key, accounts, job.started_at_s), self._xid_of(job))
 
-    def xid_of(self, job: Job, ended_at_s: float) -> str | None:
-        """The Xid that may have ended a job: on one of its GPUs, during its last half minute."""
-        begun_s = max(ended_at_s - XID_BLAME_S, job.started_at_s or 0.0)
+    def _xid_of(self, job: Job) -> str | None:
+        """The Xid that may have ended a job: on one of its GPUs, in its last half minute."""
+        begun_s = max(self._controller.clock.wall_s() - XID_BLAME_S, job.started_at_s or 0.0)
         uuids = {grant.uuid for grant in job.grants}
         for xid in reversed(self._xids):
             if xid.uuid in uuids and begun_s <= xid.at_s:

@@ -6,10 +6,11 @@ Authorises, asks the controller or the books, and builds the response. Knows no 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from enum import Enum
+from itertools import islice
 from typing import Any, Protocol, TypeVar
 
 from gpusched_client import protocol
@@ -69,6 +70,7 @@ from gpuschedd.core.plan import plan as make_plan
 from gpuschedd.core.plan import reason_of
 from gpuschedd.core.priority import queue_order
 from gpuschedd.orders import Caller
+from gpuschedd.peaks import GpuUse
 from gpuschedd.peer import Peer, in_group, user_name
 from gpuschedd.state import Batch
 from gpuschedd.status import Status
@@ -144,6 +146,10 @@ class Outlook:
     gpus_used: Callable[[], Mapping[GpuUuid, views.UsedGpu]]
     gpu_problem: Callable[[], str | None]
     retake_gpus: Callable[[], None]
+    pardon_gpu: Callable[[GpuUuid], None]
+    release_gpus: Callable[[str], Awaitable[None]]
+    reopen_gpus: Callable[[], None]
+    uses_now: Callable[[Job], Sequence[GpuUse]]
     reload: Callable[[], Awaitable[tuple[str, ...]]]
     status: Status
     backups: Backups
@@ -392,32 +398,33 @@ class Handlers:
         self, _connection: Connection, caller: Caller, request: QueueRequest
     ) -> Response:
         state = self._controller.state
-        ordered = [
-            (state.jobs[waiting.job_id], parts)
-            for waiting, parts in queue_order(self._controller.snapshot(), state.policy)
-            if waiting.job_id in state.jobs
-        ]
-        queued = {job.job_id for job, _ in ordered}
-        others = [
-            job
-            for job in state.jobs.values()
-            if job.state is JobState.PENDING and job.job_id not in queued
-        ]
-        rows: list[tuple[Job, float | None]] = [(job, parts.priority) for job, parts in ordered]
-        rows += [(job, None) for job in sorted(others, key=lambda job: job.job_id)]
+        rows = self._in_order()
         begin = 0
         if request.after is not None:
-            ids = [job.job_id for job, _ in rows]
-            begin = ids.index(JobId(request.after)) + 1 if request.after in ids else len(ids)
-        page = rows[begin : begin + request.limit]
+            for job, _ in rows:
+                begin += 1
+                if job.job_id == request.after:
+                    break
+        page = list(islice(rows, request.limit))
         shown = self._views(caller, [job for job, _ in page])
         return QueueResult(
             jobs=tuple(
                 replace(view, queue_position=begin + place + 1, priority=priority)
                 for place, (view, (_, priority)) in enumerate(zip(shown, page, strict=True))
             ),
-            total=len(rows),
+            total=len(state.jobs) - len(state.holding),
         )
+
+    def _in_order(self) -> Iterator[tuple[Job, float | None]]:
+        """Pending jobs in scheduling order, then those that are held, delayed or dependent."""
+        state = self._controller.state
+        for waiting, parts in queue_order(self._controller.snapshot(), state.policy):
+            job = state.jobs.get(waiting.job_id)
+            if job is not None:
+                yield job, parts.priority
+        for job_id, job in state.jobs.items():
+            if job.state is JobState.PENDING and job_id not in state.queues:
+                yield job, None
 
     async def _job(self, _connection: Connection, caller: Caller, request: JobQuery) -> Response:
         job_id = JobId(request.job_id)
@@ -425,15 +432,17 @@ class Handlers:
         (view,) = self._views(caller, [job])
         if not caller.may_change(job):
             return view
-        payload, events, promise = await self._read(
+        payload, events, promise, uses = await self._read(
             lambda history: (
                 history.payload(job_id),
                 history.events(job_id),
                 history.promise_of(job_id),
+                history.gpu_uses(job_id),
             )
         )
         view = views.with_request(view, payload)
         state = self._controller.state
+        view = views.with_use(view, state, job, self._outlook.uses_now(job) or uses)
         parts = state.plan.priorities.get(job_id) if state.plan is not None else None
         if job.state is JobState.PENDING and job_id in state.queues:
             view = self._explained(view, job)
@@ -659,14 +668,20 @@ class Handlers:
         uuid = self._gpu_named(name)
 
         def act(batch: Batch) -> None:
-            row = batch.state.gpu_rows[uuid]
-            batch.gpu_rows[uuid] = replace(row, drained=reason)
+            row = batch.gpu_row(uuid)
+            assert row is not None, "a GPU that is shown is in the books"
+            row = replace(row, drained=reason)
+            if reason is None:
+                row = replace(row, sick=None, sick_until_reboot=False)
+            batch.gpu_rows[uuid] = row
             batch.note("gpu_drained" if reason else "gpu_resumed", gpu=str(uuid), reason=reason)
             batch.audits.append(
                 AuditRow(batch.wall_s, caller.uid, caller.pid, method, "done", str(uuid))
             )
 
         await self._controller.ask(act)
+        if reason is None:
+            self._outlook.pardon_gpu(uuid)
         self._outlook.retake_gpus()
         return next(view for view in self._gpu_views() if view.uuid == uuid)
 

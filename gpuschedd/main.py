@@ -82,6 +82,7 @@ class Daemon:
         store = Store.open(state_dir)
         loaded = store.load()
         clock = SchedulerClock(self.clock, loaded.mark)
+        self._uses_before = loaded.gpu_uses
         self._same_boot = loaded.mark is not None and loaded.mark.boot_id == self.clock.boot_id()
         store.prune(clock.now_s())
         state = State.restore(self.settings, loaded, fairshare.Accounts(policy_of(self.settings)))
@@ -124,6 +125,7 @@ class Daemon:
             lambda: self.watch.info(),
             lambda job: self.watch.job_gone(job),
             self.accounts,
+            lambda: self.watch,
         )
         self.watch = GpuWatch(
             self.source,
@@ -136,6 +138,7 @@ class Daemon:
             ),
             same_boot=self._same_boot,
         )
+        self.watch.meter.resume(self._uses_before)
         self.audience = Audience()
         self.controller.on_commit.append(self.audience.after_commit)
         self.controller.on_commit.append(log_events)
@@ -191,6 +194,10 @@ class Daemon:
             gpus_used=lambda: self.watch.used(),
             gpu_problem=lambda: self.watch.problem,
             retake_gpus=lambda: self.watch.refresh(),
+            pardon_gpu=lambda uuid: self.watch.pardon(uuid),
+            release_gpus=lambda why: self.watch.release(why),
+            reopen_gpus=lambda: self.watch.resume(),
+            uses_now=lambda job: self.watch.meter.uses((job.job_id, job.attempt)),
             reload=self.reload,
         )
 

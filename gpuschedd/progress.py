@@ -5,23 +5,39 @@ Judged inside a batch like any order; the table itself is core.recovery's. No I/
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from gpusched_client.terms import Cause, JobState
 from gpuschedd.clock import SchedulerClock
-from gpuschedd.core.lifecycle import Dropped, Gone, Job, MainEnded, NeverRan, Started
+from gpuschedd.core.lifecycle import Dropped, Gone, Job, MainEnded, NeverRan, Retried, Started
 from gpuschedd.core.recovery import ClaimKind, Recovery, recover
 from gpuschedd.holds import HOLD_ACCOUNT
 from gpuschedd.job_dir import Ended, Exit, Observation
 from gpuschedd.orders import cancel_text
+from gpuschedd.peaks import GpuUse, peak_of
+from gpuschedd.retry import next_request
 from gpuschedd.runner import Sighting
 from gpuschedd.state import Batch
+from gpuschedd.store import AttemptEnd
 
 BACKOFF_S = (1.0, 5.0, 25.0)  # before the next launch; then the job is held
 DEFERRED_S = 5.0  # before the next try where the host was at fault
 
 
-def take_sighting(batch: Batch, clock: SchedulerClock, sighting: Sighting) -> None:
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What the GPUs tell of an attempt that is over."""
+
+    uses: tuple[GpuUse, ...] = ()
+    xid: str | None = None  # an Xid of one of its GPUs, shortly before its end
+
+
+NO_EVIDENCE = Evidence()
+
+
+def take_sighting(
+    batch: Batch, clock: SchedulerClock, sighting: Sighting, evidence: Evidence = NO_EVIDENCE
+) -> None:
     """Move the job as far as the sighting shows. An old attempt's sighting changes nothing."""
     job = batch.job(sighting.job_id)
     if job is None or job.attempt != sighting.attempt or not job.holds_gpus:
@@ -32,7 +48,7 @@ def take_sighting(batch: Batch, clock: SchedulerClock, sighting: Sighting) -> No
         return
     job = _advance_alive(batch, clock, job, seen)
     if seen.exit is not None:
-        _finish(batch, job, seen.exit)
+        _finish(batch, job, seen.exit, evidence)
         return
     verdict = recover(
         _claim_kind(seen),
@@ -46,7 +62,7 @@ def take_sighting(batch: Batch, clock: SchedulerClock, sighting: Sighting) -> No
     match verdict:
         case Recovery.FINAL_FROM_ENDED:
             assert seen.ended is not None
-            _finish(batch, job, seen.ended)
+            _finish(batch, job, seen.ended, evidence)
         case Recovery.NODE_FAIL:
             _node_fail(batch, job, "its supervisor ended without an exit record")
         case Recovery.CANCELLED | Recovery.REQUEUE:
@@ -85,10 +101,15 @@ def _advance_alive(batch: Batch, clock: SchedulerClock, job: Job, seen: Observat
     return job
 
 
-def _finish(batch: Batch, job: Job, end: Ended | Exit) -> None:
-    """The final state that the supervisor's own record gives."""
+def _finish(batch: Batch, job: Job, end: Ended | Exit, evidence: Evidence) -> None:
+    """The final state that the supervisor's own record gives; or once more with more memory."""
     state, cause = final_state(end)
     detail = end.reason
+    batch.gpu_uses.extend(evidence.uses)
+    if cause is Cause.CUDA_OOM and _retry(batch, job, end, evidence):
+        return
+    if state is JobState.FAILED and cause in (Cause.EXIT, Cause.SIGNAL) and evidence.xid:
+        cause, detail = Cause.XID, evidence.xid
     if state is JobState.CANCELLED and cause is Cause.CANCELLED and job.cancel is not None:
         detail = cancel_text(job.cancel)
     finished = batch.advance(
@@ -106,6 +127,39 @@ def _finish(batch: Batch, job: Job, end: Ended | Exit) -> None:
         ),
     )
     batch.note("job_ended", finished, state=str(state), code=end.code, signal=end.signal)
+
+
+def _retry(batch: Batch, job: Job, end: Ended | Exit, evidence: Evidence) -> bool:
+    """Queue a job that ran out of VRAM again, while it has retries; False: it has none."""
+    peak = peak_of(evidence.uses)
+    state = batch.state
+    request = next_request(job, peak, state.inventory, state.policy)
+    if request is None or job.cancel is not None:
+        return False
+    batch.attempts.append(
+        AttemptEnd(
+            job_id=job.job_id,
+            attempt=job.attempt,
+            started_at_s=job.started_at_s,
+            ended_at_s=end.at_s,
+            outcome=str(JobState.OUT_OF_MEMORY),
+            exit_code=end.code,
+            exit_signal=end.signal,
+            detail=str(Cause.CUDA_OOM),
+        )
+    )
+    after = batch.advance(job, Retried(request))
+    batch.note(
+        "job_retried",
+        after,
+        retry=after.retries_used,
+        retries=after.retries,
+        peak_bytes=peak,
+        before_bytes=job.request.vram_bytes,
+        vram_bytes=request.vram_bytes,
+        whole=request.whole or None,
+    )
+    return True
 
 
 def final_state(end: Ended | Exit) -> tuple[JobState, Cause]:

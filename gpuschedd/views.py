@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from gpusched_client import protocol
-from gpusched_client.protocol import GpuView, JobEvent, JobView
+from gpusched_client.protocol import GpuUseView, GpuView, JobEvent, JobView
 from gpusched_client.terms import GpuUuid, JobId, JobState, PendingReason
 from gpusched_client.units import bytes_text
 from gpuschedd.clock import SchedulerClock
@@ -16,6 +16,7 @@ from gpuschedd.core.model import ExpectedStart, Gpu, Reason
 from gpuschedd.core.plan import reason_of
 from gpuschedd.holds import HOLD_ACCOUNT, HOLD_CONFIG
 from gpuschedd.orders import limit_on_wire
+from gpuschedd.peaks import GpuUse, next_vram_bytes, peak_of, verdict
 from gpuschedd.state import State
 from gpuschedd.store import Event, Payload
 
@@ -105,6 +106,46 @@ def with_request(view: JobView, payload: Payload | None) -> JobView:
         argv=payload.argv,
         script_bytes=None if payload.script is None else len(payload.script),
     )
+
+
+def with_use(view: JobView, state: State, job: Job, uses: Sequence[GpuUse]) -> JobView:
+    """Declared against actual, so far or in the end."""
+    if not uses:
+        return view
+    indices = state.gpu_index_of()
+    peak = peak_of(uses)
+    largest = max(uses, key=lambda use: use.peak_bytes or -1)
+    busy = [use.utilization for use in uses if use.utilization is not None]
+    joules = [use.energy_j for use in uses if use.energy_j is not None]
+    judged = verdict(job.request.vram_bytes, peak, job.state, state.config.sharing.tolerance)
+    return replace(
+        view,
+        vram_peak_bytes=peak,
+        vram_peak_source=largest.peak_source,
+        vram_verdict=judged,
+        vram_next_bytes=next_vram_bytes(uses),
+        gpu_utilization=sum(busy) / len(busy) if busy else None,
+        gpu_seconds=_gpu_seconds(job),
+        energy_j=sum(joules) if joules else None,
+        gpu_uses=tuple(
+            GpuUseView(
+                gpu_uuid=use.gpu_uuid,
+                gpu_index=indices.get(use.gpu_uuid),
+                peak_bytes=use.peak_bytes,
+                peak_upper_bytes=use.peak_upper_bytes,
+                peak_source=use.peak_source,
+                utilization=use.utilization,
+                energy_j=use.energy_j,
+            )
+            for use in sorted(uses, key=lambda use: indices.get(use.gpu_uuid, -1))
+        ),
+    )
+
+
+def _gpu_seconds(job: Job) -> float | None:
+    if job.started_at_s is None or job.ended_at_s is None:
+        return None
+    return max(0.0, job.ended_at_s - job.started_at_s) * len(job.grants)
 
 
 def command_line(payload: Payload) -> str:
