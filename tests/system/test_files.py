@@ -134,9 +134,15 @@ def _touches(log: Path, uid: int) -> tuple[set[str], list[str]]:
     """
     dropped: set[str] = set()
     roots: list[str] = []
+    begun: dict[str, str] = {}
     with log.open(errors="replace") as lines:
         for line in lines:
             pid, call = line.split(None, 1)
+            if call.rstrip().endswith("<unfinished ...>"):
+                begun[pid] = call.split(" <unfinished")[0]
+                continue
+            if call.startswith("<... "):
+                call = begun.pop(pid, "") + call.split("resumed>", 1)[-1]
             if re.match(rf"setresuid\({uid}, {uid}, {uid}\) += 0", call):
                 dropped.add(pid)
             elif pid not in dropped and ("/home/alice" in call or "gsub-" in call):

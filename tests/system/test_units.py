@@ -151,7 +151,7 @@ def gpu_nodes(host: Host) -> Iterator[None]:
     """Device nodes for the four simulated GPUs, and the control nodes."""
     for minor, (major, number) in NODES.items():
         host.box.run("mknod", "-m", "666", f"/dev/nvidia{minor}", "c", str(major), str(number))
-    host.box.run("mknod", "-m", "666", "/dev/nvidiactl", "c", "10", "62")
+    host.box.run("mknod", "-m", "666", "/dev/nvidiactl", "c", "10", "257")
     yield
     host.box.sh("rm -f /dev/nvidia*")
 
