@@ -99,12 +99,15 @@ def test_a_module_opens_with_what_it_owns(path: Path) -> None:
 
 def _commands() -> dict[str, click.Command]:
     from gpusched_client.gcancel import cli as gcancel
+    from gpusched_client.gctl import cli as gctl
     from gpusched_client.gq import cli as gq
     from gpusched_client.gsub import cli as gsub
     from gpuschedd.main import cli as daemon
     from gpuschedd.simjob import cli as simjob
 
+    subcommands = {f"gctl {name}": command for name, command in gctl.commands.items()}
     return {
+        **subcommands,
         "gsub": gsub,
         "gq": gq,
         "gcancel": gcancel,

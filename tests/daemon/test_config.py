@@ -1,0 +1,118 @@
+"""The configuration: every key documented, every mistake named with its line and cure."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuschedd import config
+from gpuschedd.main import SYSTEM_DEFAULT_LIMIT_S, SYSTEM_MAX_LIMIT_S
+
+EXAMPLE = Path(__file__).parents[2] / "systemd" / "config.example.toml"
+SYSTEM = config.with_limits(config.Config(), SYSTEM_DEFAULT_LIMIT_S, SYSTEM_MAX_LIMIT_S)
+
+
+def keys(section: Any, prefix: str = "") -> list[str]:
+    """Every key that can be set, as table.key."""
+    found = []
+    for item in fields(section):
+        value = getattr(section, item.name)
+        name = prefix + config.toml_name(item.name)
+        if is_dataclass(value):
+            found += keys(value, f"{name}.")
+        elif name not in ("shares", "billing", "limits.users"):
+            found.append(name)
+    return found
+
+
+def spelt_out() -> str:
+    """The example with every key set."""
+    return re.sub(r'^#(?=[\w"\[])', "", EXAMPLE.read_text(), flags=re.MULTILINE)
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "config.toml"
+    path.write_text(text)
+    return path
+
+
+def test_the_example_as_shipped_changes_nothing(tmp_path: Path) -> None:
+    assert config.load(write(tmp_path, EXAMPLE.read_text()), base=SYSTEM) == SYSTEM
+
+
+def test_the_example_shows_every_key_at_its_default(tmp_path: Path) -> None:
+    text = spelt_out()
+    table = ""
+    shown = set()
+    for line in text.splitlines():
+        if match := re.match(r"\[(\w+)\]", line):
+            table = f"{match[1]}."
+        elif match := re.match(r"(\w+) =", line):
+            shown.add(table + match[1])
+    assert set(keys(SYSTEM)) <= shown
+    found = config.load(write(tmp_path, text), base=SYSTEM)
+    told_apart = {"shares", "billing", "limits.users", "scheduling.max_cpu_jobs"}
+    assert set(config.changed_keys(SYSTEM, found)) <= told_apart
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("\nx = 1\n", r":2: unknown key x; known here: .*simulate"),
+        ("[limits]\nmax_gpu = 1\n", r":2: unknown key limits.max_gpu; known here: .*max_gpus"),
+        ("[limits.bob]\nshares = 1\n", r":2: unknown key limits.bob.shares"),
+        ("[limits]\nmax_gpus = -1\n", r":2: limits.max_gpus = -1: must be a whole number"),
+        ('simulate = "4x"\n', r":1: simulate = '4x': .*write 4x24G"),
+        ('[scheduling]\nkill_grace = "30"\n', r":2: .*write 30 without quotes"),
+        ("private = 1\n", r":1: private = 1: must be true or false"),
+        ("x = \n", r"not TOML"),
+        ('[jobs]\nusers = "alice"\n', r":2: jobs.users .*a list of texts"),
+    ],
+)
+def test_a_mistake_is_named_with_its_line_and_cure(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(config.ConfigError, match=words):
+        config.load(write(tmp_path, text))
+
+
+def test_a_user_s_own_limits_come_before_those_of_a_group(tmp_path: Path) -> None:
+    text = (
+        "[limits]\nmax_gpus = 4\nmax_jobs = 9\n[limits.alice]\nmax_gpus = 'unlimited'\n"
+        "[limits.'@students']\nmax_gpus = 1\nqueued_jobs = 5\n"
+    )
+    limits = config.load(write(tmp_path, text)).limits
+    alice, bob, carol = (
+        limits.of("alice", ["students"]),
+        limits.of("bob", ["students"]),
+        limits.of("carol", []),
+    )
+    assert (alice.max_gpus, alice.max_jobs, alice.queued_jobs) == (None, 9, 10_000)
+    assert (bob.max_gpus, bob.max_jobs, bob.queued_jobs) == (1, 9, 5)
+    assert (carol.max_gpus, carol.max_jobs) == (4, 9)
+
+
+def test_a_file_that_others_may_write_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, "private = true\n")
+    path.chmod(0o664)
+    with pytest.raises(config.ConfigError, match="others may write it"):
+        config.load(path, others_may=0o055)
+    assert config.load(path, others_may=0o075).private  # a user's own group, in user mode
+    path.chmod(0o606)
+    with pytest.raises(config.ConfigError, match="chmod go-w"):
+        config.load(path, others_may=0o075)
+
+
+@pytest.mark.root
+def test_a_file_of_another_owner_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, "private = true\n")
+    os.chown(path, 12345, 12345)
+    with pytest.raises(config.ConfigError, match="belongs to uid 12345"):
+        config.load(path, others_may=0o055)
+
+
+def test_a_missing_file_is_an_empty_one(tmp_path: Path) -> None:
+    assert config.load(tmp_path / "none", others_may=0o055) == config.Config()
