@@ -29,7 +29,7 @@ from gpusched_client.capture import Word, job_request
 from gpusched_client.errors import Denied, GpuschedError, Internal, Invalid, Unavailable
 from gpusched_client.protocol import JobRequest, JobView
 from gpusched_client.terms import JobState
-from gpusched_client.units import parse_duration
+from gpusched_client.units import parse_bytes, parse_duration
 
 REPLY_TIMEOUT_S = 30.0
 RECONNECT_S = 30.0
@@ -217,10 +217,12 @@ class Client:
         nice: int | None = None,
         name: str | None = None,
         hold: bool | None = None,
+        vram: str | int | None = None,
     ) -> tuple[protocol.Outcome, ...]:
-        """Change what is given (time_limit as in submit), leave the rest; one outcome per id."""
+        """Change what is given (time_limit, vram as in submit), leave the rest; outcomes per id."""
         limit_s = parse_duration(time_limit) if isinstance(time_limit, str) else time_limit
-        request = protocol.UpdateRequest(_ids(job_ids), limit_s, nice, name, hold)
+        vram_bytes = parse_bytes(vram) if isinstance(vram, str) else vram
+        request = protocol.UpdateRequest(_ids(job_ids), limit_s, nice, name, hold, vram_bytes)
         return self._call("update", request, protocol.UpdateResult).outcomes
 
     @overload
@@ -274,7 +276,20 @@ class Client:
 
     def gpus(self) -> tuple[protocol.GpuView, ...]:
         """The state of each GPU."""
-        return self._call("gpus", protocol.GpusRequest(), protocol.GpusResult).gpus
+        return self.gpus_result().gpus
+
+    def gpus_result(self) -> protocol.GpusResult:
+        """The same, with the reason where they cannot be looked at."""
+        return self._call("gpus", protocol.GpusRequest(), protocol.GpusResult)
+
+    def gpus_release(self, reason: str) -> protocol.GpusResult:
+        """Have the daemon let go of the driver; nothing is placed until gpus_resume. Admin only."""
+        request = protocol.GpusReleaseRequest(reason)
+        return self._call("gpus_release", request, protocol.GpusReleaseResult)
+
+    def gpus_resume(self) -> protocol.GpusResult:
+        """Have the daemon open the driver again. Admin only."""
+        return self._call("gpus_resume", protocol.GpusResumeRequest(), protocol.GpusResumeResult)
 
     def usage(self) -> tuple[protocol.UsageView, ...]:
         """Decayed usage, share and fair-share factor of each user."""

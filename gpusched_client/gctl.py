@@ -9,6 +9,7 @@ import click
 
 from gpusched_client.command import (
     CONTEXT_SETTINGS,
+    MEMORY,
     TIME_LIMIT,
     Group,
     answer,
@@ -61,6 +62,36 @@ def resume(gpu: str) -> int:
     return 0
 
 
+@cli.group(context_settings=CONTEXT_SETTINGS)
+def gpus() -> None:
+    """Let go of the driver and take it back, to change MIG modes or reset a GPU."""
+
+
+@gpus.command("release", context_settings=CONTEXT_SETTINGS)
+@click.option("--reason", metavar="TEXT", default="for maintenance", help="Shown to who waits.")
+def gpus_release(reason: str) -> int:
+    """Close the driver. Running jobs go on; no job starts until `gctl gpus resume`."""
+    with _client() as client:
+        result = client.gpus_release(reason)
+    busy = sorted({job for gpu in result.gpus for job in gpu.jobs})
+    still = f"; jobs {', '.join(map(str, busy))} still use it" if busy else ""
+    answer(f"the driver is released{still}\n")
+    return 0
+
+
+@gpus.command("resume", context_settings=CONTEXT_SETTINGS)
+def gpus_resume() -> int:
+    """Open the driver again, with the GPUs and slices that there are now."""
+    from gpusched_client.render import gpus_table, printable
+
+    with _client() as client:
+        result = client.gpus_resume()
+    answer(gpus_table(result.gpus, terminal_width()))
+    if result.problem is not None:
+        note(f"gctl: {printable(result.problem)}")
+    return 0 if result.problem is None else EXIT_PROBLEMS
+
+
 def _say_gpu(gpu: Any) -> None:
     from gpusched_client.render import printable
 
@@ -101,11 +132,12 @@ def release(words: tuple[str, ...], as_json: bool) -> int:
     help="New nice value; owners may only raise it.",
 )
 @click.option("-J", "--name", metavar="NAME", help="New name.")
+@click.option("-m", "--vram", type=MEMORY, metavar="SIZE", help="New VRAM of a queued job.")
 @_AS_JSON
 def update(words: tuple[str, ...], as_json: bool, **changes: Any) -> int:
     """Change jobs. A running job's limit may grow as far as no promised start moves later."""
     if all(value is None for value in changes.values()):
-        raise click.UsageError("nothing to change; give --time, --nice or --name.")
+        raise click.UsageError("nothing to change; give --time, --nice, --name or --vram.")
     return _update(words, as_json, **changes)
 
 

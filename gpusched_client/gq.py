@@ -93,10 +93,13 @@ def _view() -> View:
 
 
 def _gpus(client: Client, options: dict[str, Any]) -> None:
-    from gpusched_client.render import gpus_table, json_text
+    from gpusched_client.render import gpus_table, json_text, printable
 
-    gpus = client.gpus()
+    result = client.gpus_result()
+    gpus = result.gpus
     answer(json_text({"gpus": gpus}) if options["as_json"] else gpus_table(gpus, terminal_width()))
+    if result.problem is not None:
+        note(f"gq: {printable(result.problem)}")
 
 
 def _usage(client: Client, options: dict[str, Any]) -> None:

@@ -347,12 +347,13 @@ class UpdateRequest(Request):
     nice: int | None = wire(integer(NICE_MIN, NICE_MAX), default=None)
     name: str | None = wire(_NAME, default=None)
     hold: bool | None = wire(boolean, default=None)
+    vram_bytes: int | None = wire(integer(1, VRAM_BYTES_MAX), default=None)
 
     def check(self, path: str) -> None:
         """Refuse an update that changes nothing: it is a mistyped field more often than a wish."""
-        changes = (self.time_limit_s, self.nice, self.name, self.hold)
+        changes = (self.time_limit_s, self.nice, self.name, self.hold, self.vram_bytes)
         if all(change is None for change in changes):
-            refuse(path, "nothing to change", "give time_limit_s, nice, name or hold")
+            refuse(path, "nothing to change", "give time_limit_s, nice, name, hold or vram_bytes")
 
 
 @message
@@ -398,6 +399,18 @@ class ResumeRequest(Request):
     """Put a drained GPU back into service."""
 
     gpu: str = wire(text(128))
+
+
+@message
+class GpusReleaseRequest(Request):
+    """Let go of the driver, so that MIG modes can be changed or a GPU be reset; jobs run on."""
+
+    reason: str = wire(text(REASON_BYTES_MAX))
+
+
+@message
+class GpusResumeRequest(Request):
+    """Open the driver again and look which GPUs and slices there are now."""
 
 
 @message
@@ -662,6 +675,17 @@ class GpusResult(Response):
     """All GPUs of the inventory, by index."""
 
     gpus: tuple[GpuView, ...] = wire(list_of(nested(GpuView), 2 * GPUS_MAX))
+    problem: str | None = wire(_ANY_TEXT, default=None)  # why they cannot be looked at
+
+
+@message
+class GpusReleaseResult(GpusResult):
+    """The GPUs, none of which takes a job now."""
+
+
+@message
+class GpusResumeResult(GpusResult):
+    """The GPUs that there are now."""
 
 
 @message
@@ -799,6 +823,8 @@ METHODS: dict[str, tuple[type[Request], type[Response]]] = {
     "drain": (DrainRequest, DrainResult),
     "resume": (ResumeRequest, ResumeResult),
     "reload": (ReloadRequest, ReloadResult),
+    "gpus_release": (GpusReleaseRequest, GpusReleaseResult),
+    "gpus_resume": (GpusResumeRequest, GpusResumeResult),
     "top": (TopRequest, TopResult),
     "status": (StatusRequest, StatusResult),
     "backup": (BackupRequest, BackupResult),

@@ -249,7 +249,16 @@ class Actions:
             scripts_dir=os.fspath(around.scripts_dir),
             allow_system_uid=self._controller.state.config.jobs.system_users,
             no_exec=not around.exec_jobs,
+            cpu_set=self._near_cpus(job) if self._controller.state.config.bind_cpus else (),
         )
+
+    def _near_cpus(self, job: Job) -> tuple[int, ...]:
+        """The CPUs near all its GPUs; those near any where they have none in common."""
+        known = self._gpu_info()
+        near = [set(known[g.uuid].cpus) for g in job.grants if g.uuid in known]
+        if not near or not all(near):
+            return ()
+        return tuple(sorted(set.intersection(*near) or set.union(*near)))
 
     def _given(self, job: Job, payload: Payload) -> jobenv.Given:
         """What the job was given, in the order of the GPUs' indices."""
@@ -257,8 +266,13 @@ class Actions:
         indices = self._controller.state.gpu_index_of()
         uuids = sorted((grant.uuid for grant in job.grants), key=lambda uuid: indices.get(uuid, -1))
         numbers = [indices.get(uuid, -1) for uuid in uuids]
-        is_mig = any(uuid in known and known[uuid].parent_uuid for uuid in uuids)
-        visible = [str(uuid) for uuid in uuids] if is_mig else [str(number) for number in numbers]
+        config = self._controller.state.config
+        visible = jobenv.visible_devices(
+            config.visible_devices,
+            list(zip(uuids, numbers, strict=True)),
+            has_slices=any(uuid in known and known[uuid].parent_uuid for uuid in uuids),
+            is_filtered=self._around.launch == "pid1" and self._around.sim_dir is None,
+        )
         return jobenv.Given(
             job_id=job.job_id,
             attempt=job.attempt,
@@ -270,6 +284,7 @@ class Actions:
             gpu_indices=numbers,
             vram_bytes=job.request.vram_bytes,
             visible_devices=visible,
+            cpu_affinity=jobenv.cpu_list(self._near_cpus(job)),
             sim_dir=None if self._around.sim_dir is None else os.fspath(self._around.sim_dir),
         )
 

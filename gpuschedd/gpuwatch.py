@@ -170,10 +170,12 @@ class GpuWatch:
         self.retake()
         await self._source.release()
 
-    def resume(self) -> None:
+    async def resume(self) -> None:
         """Open the driver again, with whatever GPUs and slices there are now."""
-        self.released = None
-        self._poke.set()
+        if self.released is not None:
+            self.released = None
+            await self._look_now()
+            self._poke.set()
 
     async def last_look(self, job: Job) -> str | None:
         """Why a placed job does not fit any more; a driver that is down for a moment stops none."""

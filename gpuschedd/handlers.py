@@ -22,8 +22,12 @@ from gpusched_client.protocol import (
     CancelResult,
     DrainRequest,
     DrainResult,
+    GpusReleaseRequest,
+    GpusReleaseResult,
     GpusRequest,
     GpusResult,
+    GpusResumeRequest,
+    GpusResumeResult,
     GpuView,
     Hello,
     HelloResult,
@@ -59,6 +63,7 @@ from gpusched_client.protocol import (
 from gpusched_client.terms import GpuUuid, JobId, JobState
 from gpuschedd import __version__, holds, orders, views
 from gpuschedd.accounts import Accounts, is_system_account
+from gpuschedd.advice import warnings_for as advice_for
 from gpuschedd.audience import WATCHERS_MAX, Audience, Watcher
 from gpuschedd.backup import Backups
 from gpuschedd.controller import Controller
@@ -113,6 +118,8 @@ RIGHTS: Mapping[str, Right] = {
     "drain": Right.ADMIN,
     "resume": Right.ADMIN,
     "reload": Right.ADMIN,
+    "gpus_release": Right.ADMIN,
+    "gpus_resume": Right.ADMIN,
     "top": Right.OWNER,
     "status": Right.ALL,
     "backup": Right.ROOT,  # the copy holds the environments of waiting jobs
@@ -148,7 +155,7 @@ class Outlook:
     retake_gpus: Callable[[], None]
     pardon_gpu: Callable[[GpuUuid], None]
     release_gpus: Callable[[str], Awaitable[None]]
-    reopen_gpus: Callable[[], None]
+    reopen_gpus: Callable[[], Awaitable[None]]
     uses_now: Callable[[Job], Sequence[GpuUse]]
     reload: Callable[[], Awaitable[tuple[str, ...]]]
     status: Status
@@ -192,6 +199,8 @@ class Handlers:
             DrainRequest: self._drain,
             ResumeRequest: self._resume,
             ReloadRequest: self._reload,
+            GpusReleaseRequest: self._gpus_release,
+            GpusResumeRequest: self._gpus_resume,
             TopRequest: self._top,
             StatusRequest: self._status,
             BackupRequest: self._backup,
@@ -317,7 +326,15 @@ class Handlers:
         result: SubmitResult = await self._controller.ask(
             lambda batch: orders.submit(batch, caller, request, earlier)
         )
-        return result
+        return self._advised(result)
+
+    def _advised(self, result: SubmitResult) -> SubmitResult:
+        """With a warning where foreign use or drains are in the way right now."""
+        state = self._controller.state
+        ids = map(JobId, result.job_ids)
+        jobs = [state.jobs[job_id] for job_id in ids if job_id in state.jobs]
+        advice = advice_for(jobs, state.gpus, state.policy)
+        return replace(result, warnings=(*result.warnings, *advice)) if advice else result
 
     def _dry_run(self, caller: Caller, request: SubmitRequest) -> SubmitResult:
         """What would happen to the jobs if they were submitted now. Stores nothing."""
@@ -597,7 +614,7 @@ class Handlers:
     async def _gpus(
         self, _connection: Connection, _caller: Caller, _request: GpusRequest
     ) -> Response:
-        return GpusResult(gpus=tuple(self._gpu_views()))
+        return GpusResult(gpus=tuple(self._gpu_views()), problem=self._outlook.gpu_problem())
 
     def _gpu_views(self) -> list[GpuView]:
         return views.gpu_views(
@@ -661,6 +678,30 @@ class Handlers:
     ) -> Response:
         view = await self._set_drained(caller, request.gpu, None, "resume")
         return ResumeResult(gpu=view)
+
+    async def _gpus_release(
+        self, _connection: Connection, caller: Caller, request: GpusReleaseRequest
+    ) -> Response:
+        """No client of the driver is ours until gpus_resume: its GPUs can be reconfigured."""
+        await self._note_gpus(caller, "gpus_release", "gpus_released", request.reason)
+        await self._outlook.release_gpus(request.reason)
+        return GpusReleaseResult(gpus=tuple(self._gpu_views()))
+
+    async def _gpus_resume(
+        self, _connection: Connection, caller: Caller, _request: GpusResumeRequest
+    ) -> Response:
+        await self._note_gpus(caller, "gpus_resume", "gpus_reopened", None)
+        await self._outlook.reopen_gpus()
+        return GpusResumeResult(gpus=tuple(self._gpu_views()), problem=self._outlook.gpu_problem())
+
+    async def _note_gpus(self, caller: Caller, method: str, kind: str, reason: str | None) -> None:
+        def act(batch: Batch) -> None:
+            batch.note(kind, None, by=caller.user, reason=reason)
+            batch.audits.append(
+                AuditRow(batch.wall_s, caller.uid, caller.pid, method, "done", reason or "")
+            )
+
+        await self._controller.ask(act)
 
     async def _set_drained(
         self, caller: Caller, name: str, reason: str | None, method: str

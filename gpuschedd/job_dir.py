@@ -72,6 +72,7 @@ class Spec:
     scripts_dir: str
     allow_system_uid: bool = False
     no_exec: bool = False
+    cpu_set: tuple[int, ...] = ()  # the CPUs that it runs on; () leaves them alone
 
     @property
     def label(self) -> str:

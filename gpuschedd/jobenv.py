@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpuschedd import simclaims
@@ -44,6 +44,7 @@ class Given:
     gpu_indices: Sequence[int]
     vram_bytes: int | None  # per GPU; None: whole
     visible_devices: Sequence[str]
+    cpu_affinity: str = ""  # the CPUs near its GPUs, as "0-7,64-71"; empty where unknown
     sim_dir: str | None = None
 
 
@@ -67,6 +68,7 @@ def environment_of(
         "GPUSCHED_JOB_NAME": given.name,
         "GPUSCHED_GPU_UUIDS": ",".join(given.gpu_uuids),
         "GPUSCHED_GPU_INDICES": ",".join(map(str, given.gpu_indices)),
+        "GPUSCHED_CPU_AFFINITY": given.cpu_affinity,
         "GPUSCHED_VRAM_BYTES": str(given.vram_bytes) if given.vram_bytes is not None else "",
     }
     if given.sim_dir is not None:
@@ -74,6 +76,32 @@ def environment_of(
     kept |= {name.encode(): value.encode() for name, value in ours.items()}
     kept[b"GPUSCHED_SUBMIT_DIR"] = given.submit_dir
     return tuple(kept.items())
+
+
+def cpu_list(cpus: Iterable[int]) -> str:
+    """ "0-7,64-71", as taskset and numactl take it."""
+    runs: list[list[int]] = []
+    for cpu in sorted(set(cpus)):
+        if runs and cpu == runs[-1][1] + 1:
+            runs[-1][1] = cpu
+        else:
+            runs.append([cpu, cpu])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
+
+
+def visible_devices(
+    policy: str, gpus: Sequence[tuple[str, int]], *, has_slices: bool, is_filtered: bool
+) -> list[str]:
+    """How CUDA is told its GPUs, each given as (UUID, index).
+
+    `auto`: many programs take numbers only. Behind a device filter the driver numbers what it may
+    open from 0; without one the numbers are NVML's, in PCI order. Slices have no number at all.
+    """
+    if has_slices or policy == "uuid":
+        return [uuid for uuid, _ in gpus]
+    if is_filtered and policy == "auto":
+        return [str(number) for number in range(len(gpus))]
+    return [str(index) for _, index in gpus]
 
 
 def expand(pattern: bytes, given: Given) -> bytes:

@@ -418,6 +418,7 @@ def _identity(info: GpuInfo, reading: GpuReading | None) -> Gpu:
         shareable=shareable,
         island=info.island,
         links=info.links,
+        is_slice=info.parent_uuid is not None,
     )
 
 

@@ -33,7 +33,7 @@ from gpusched_client.protocol import (
     UpdateRequest,
 )
 from gpusched_client.terms import Cause, JobId, JobState
-from gpusched_client.units import format_duration
+from gpusched_client.units import bytes_text, format_duration
 from gpuschedd.core import admission, forecast
 from gpuschedd.core.lifecycle import CancelOrder, Dropped, Job
 from gpuschedd.core.model import (
@@ -413,6 +413,9 @@ def _update_one(
     if request.time_limit_s is not None:
         job = _new_limit(batch, caller, job, request.time_limit_s, snapshot)
         changed.append(f"limit {format_duration(request.time_limit_s)}")
+    if request.vram_bytes is not None:
+        job = _new_vram(batch, caller, job, request.vram_bytes)
+        changed.append(f"VRAM {bytes_text(request.vram_bytes)}")
     if request.hold is not None:
         job = _new_hold(batch, caller, job, request.hold)
         changed.append("held" if request.hold else "released")
@@ -432,6 +435,18 @@ def _void_promise(batch: Batch, caller: Caller, before: Job, after: Job) -> None
         return
     by_owner = caller.uid == before.uid
     batch.voided[before.job_id] = None if by_owner else PromiseException.ADMIN_CHANGE
+
+
+def _new_vram(batch: Batch, caller: Caller, job: Job, vram_bytes: int) -> Job:
+    """A queued job asks for another amount; its owner's word goes before a retry's."""
+    if job.state is not JobState.PENDING:
+        raise Conflict(f"job {job.job_id} is {job.state}; only a queued job's VRAM can be changed")
+    asked = replace(job.request, vram_bytes=vram_bytes, card_bytes=0)
+    admitted = admission.admit(
+        asked, batch.state.inventory, batch.state.policy, admin=caller.is_admin
+    )
+    batch.rested.add(job.job_id)
+    return replace(job, request=admitted.request, whole_note=admitted.note)
 
 
 def _new_nice(caller: Caller, job: Job, nice: int) -> Job:

@@ -222,6 +222,7 @@ def _seen_gpus(rows: tuple[GpuRow, ...]) -> tuple[Gpu, ...]:
             reserved_bytes=row.reserved_bytes,
             minor=row.minor,
             state=GpuState.LOST,
+            is_slice=row.uuid.startswith("MIG-"),
         )
         for row in rows
         if row.total_bytes is not None

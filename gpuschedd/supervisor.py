@@ -556,6 +556,12 @@ def _limit_row(row: Any) -> tuple[str, int, int]:
     return name, soft, hard
 
 
+def _cpu(number: Any) -> int:
+    if type(number) is not int or not 0 <= number < 2**16:
+        raise ValueError(f"cpu_set must hold CPU numbers, not {number!r}")
+    return number
+
+
 class Spec:
     """What to run, as the daemon wrote it. No field has a default: what is unclear is refused."""
 
@@ -585,6 +591,7 @@ class Spec:
         self.scripts_dir = fields.text("scripts_dir")
         self.allow_system_uid = fields.flag("allow_system_uid")
         self.no_exec = fields.flag("no_exec")
+        self.cpu_set = tuple(_cpu(number) for number in fields.rows("cpu_set"))
         fields.end()
         if not (self.argv or self.script is not None or self.no_exec):
             raise ValueError("argv_b is empty and there is no script")
@@ -972,6 +979,9 @@ class Child:
         self._change_directory()
         logs = self._open_logs()
         lower_limits(self._spec.rlimits)
+        if self._spec.cpu_set:
+            with contextlib.suppress(OSError):  # none of them is this host's, or this cgroup's
+                os.sched_setaffinity(0, self._spec.cpu_set)
         if self._spec.launch == "direct":
             # After the last change of uid, which clears it. A parent that died before this line
             # sends nothing, hence the second look.

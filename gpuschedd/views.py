@@ -204,7 +204,10 @@ def reason_for(state: State, clock: SchedulerClock, job: Job) -> Reason:
         )
     if state.plan is None or job.job_id not in state.queues:
         return Reason(PendingReason.NONE, "not looked at yet")
-    return reason_of(state.plan, job.job_id)
+    reason = reason_of(state.plan, job.job_id)
+    if reason.code is PendingReason.NO_GPUS and state.gpu_problem is not None:
+        return replace(reason, text=f"{reason.text}: {state.gpu_problem}")
+    return reason
 
 
 def _hold_reason(job: Job) -> Reason:

@@ -24,7 +24,7 @@ from gpuschedd.core.timeline import model_matches
 
 GPUS_MAX = 4096
 
-_KindKey = tuple[str, int, int]
+_KindKey = tuple[str, int, int, bool]
 
 
 def seen(inventory: Inventory, gpus: Iterable[Gpu]) -> Inventory:
@@ -32,7 +32,7 @@ def seen(inventory: Inventory, gpus: Iterable[Gpu]) -> Inventory:
     counts: Counter[_KindKey] = Counter()
     islands: Counter[tuple[_KindKey, int]] = Counter()
     for gpu in gpus:
-        key = (gpu.model, gpu.total_bytes, gpu.capacity_bytes)
+        key = (gpu.model, gpu.total_bytes, gpu.capacity_bytes, gpu.is_slice)
         counts[key] += 1
         if gpu.island is not None:
             islands[key, gpu.island] += 1
@@ -40,11 +40,14 @@ def seen(inventory: Inventory, gpus: Iterable[Gpu]) -> Inventory:
     for (key, _island), count in islands.items():
         largest[key] = max(largest.get(key, 0), count)
     for kind in inventory.kinds:
-        key = (kind.model, kind.total_bytes, kind.capacity_bytes)
+        key = (kind.model, kind.total_bytes, kind.capacity_bytes, kind.is_slice)
         counts[key] = max(counts[key], kind.count)
         largest[key] = max(largest.get(key, 0), kind.largest_island)
     return Inventory(
-        tuple(CardKind(*key, counts[key], largest.get(key, 0)) for key in sorted(counts))
+        tuple(
+            CardKind(*key[:3], counts[key], largest.get(key, 0), is_slice=key[3])
+            for key in sorted(counts)
+        )
     )
 
 
@@ -114,7 +117,16 @@ def _of_model(request: Request, inventory: Inventory) -> list[CardKind]:
 
 def _check_count(request: Request, kinds: list[CardKind]) -> None:
     """Enough GPUs among these kinds, and inside one NVLink island where that is asked."""
+    slices = sum(kind.count for kind in kinds if kind.is_slice)
+    if request.gpus > 1:
+        kinds = [kind for kind in kinds if not kind.is_slice]
     count = sum(kind.count for kind in kinds)
+    if slices and count < request.gpus <= count + slices:
+        raise Infeasible(
+            f"asks {plural(request.gpus, 'GPU')}; this host has {count} whole GPUs and {slices} "
+            "MIG slices, and one process can use one slice only. Submit a job for each slice.",
+            {"gpus": request.gpus, "gpus_here": count, "slices_here": slices},
+        )
     if request.gpus > count:
         what = "" if request.gpu_model is None else f" of model {request.gpu_model}"
         raise Infeasible(
@@ -139,8 +151,14 @@ def _admit_shared(
         _check_count(request, roomy)
         return AdmittedRequest(request)
     large = [kind for kind in kinds if vram <= kind.total_bytes]
+    most = max(kind.total_bytes for kind in kinds)
+    if most == 0:
+        raise Infeasible(
+            "asks an amount of memory; the driver does not say how much the GPUs here have. "
+            "Leave --vram out for a whole GPU.",
+            {"vram_bytes": vram},
+        )
     if not large:
-        most = max(kind.total_bytes for kind in kinds)
         raise Infeasible(
             f"asks {gib(vram)} on one GPU; the largest here has {gib(most)}. Lower --vram.",
             {"vram_bytes": vram, "largest_bytes": most},

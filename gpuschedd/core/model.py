@@ -85,6 +85,7 @@ class Gpu:
     `whole_idle` False: foreign use is above the threshold below which a whole-GPU job may have it.
     `shareable` False (compute mode): one process only, so at most one job.
     `links`: (peer, score) for each peer, larger is better; `island`: GPUs linked all to all.
+    `is_slice`: part of a partitioned GPU (MIG); one process can use one slice, so jobs get one.
     """
 
     uuid: GpuUuid
@@ -103,6 +104,7 @@ class Gpu:
     fresh: bool = True
     island: int | None = None
     links: tuple[tuple[GpuUuid, int], ...] = ()
+    is_slice: bool = False
 
     @property
     def capacity_bytes(self) -> int:
@@ -148,6 +150,7 @@ class CardKind:
     capacity_bytes: int
     count: int
     largest_island: int = 0
+    is_slice: bool = False
 
 
 @dataclass(frozen=True, slots=True)

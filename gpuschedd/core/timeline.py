@@ -141,7 +141,8 @@ class Host:
         ]
         self.by_uuid = {slot.gpu.uuid: slot for slot in self.slots}
         self._least_bytes: int | None = None  # the smallest card
-        self._eligible: dict[tuple[str | None, int, int], list[Slot]] = {}
+        self._eligible: dict[tuple[str | None, int, int, bool], list[Slot]] = {}
+        self.has_slices = any(slot.gpu.is_slice for slot in self.slots)
         self.lasting = False  # something on the host never ends
         self.unlimited = False  # a job without limit is on it
         self._free_now: _Free | None = None
@@ -245,9 +246,10 @@ class Host:
     def eligible(self, need: Need) -> list[Slot]:
         """GPUs in service that the request could ever use, were they empty."""
         size = max(need.bytes, need.card_bytes)
-        if need.model is None and (size == 0 or size <= self._smallest()):
+        whole_cards = self.has_slices and need.gpus > 1
+        if need.model is None and not whole_cards and (size == 0 or size <= self._smallest()):
             return self.slots
-        key = (need.model, need.card_bytes, need.bytes)
+        key = (need.model, need.card_bytes, need.bytes, whole_cards)
         found = self._eligible.get(key)
         if found is None:
             found = [slot for slot in self.slots if card_suits(slot.gpu, need)]
@@ -326,6 +328,8 @@ class Host:
 def card_suits(gpu: Gpu, need: Need) -> bool:
     """True if the request could use that GPU, were it in service and empty."""
     if need.model is not None and not model_matches(need.model, gpu.model):
+        return False
+    if gpu.is_slice and need.gpus > 1:
         return False
     return gpu.capacity_bytes >= need.bytes and gpu.total_bytes >= need.card_bytes
 

@@ -203,6 +203,7 @@ def test_every_request_at_its_defaults_survives_the_wire(method: str) -> None:
         "update": {"job_ids": [1], "nice": 5},
         "wait": {"job_ids": [1, 2], "timeout_s": 1.5},
         "drain": {"gpu": "0", "reason": "fan"},
+        "gpus_release": {"reason": "mig"},
         "resume": {"gpu": "0"},
         "top": {"job_id": 1},
     }

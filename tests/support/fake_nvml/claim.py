@@ -1,8 +1,8 @@
 """A job for the stand-in driver: a real process that holds GPU memory, as a training job does.
 
-`python claim.py --vram 8192 [--ramp S] [--hold S] [--spike MIB] [--oom-once FILE] [--code N]`, sizes
-in MiB. It claims on the GPUs that it was given; what does not fit fails with PyTorch's words. Stays
-free of the repository's own code, since it stands for a user's program.
+`python claim.py --vram 8192 [--ramp S] [--hold S] [--spike MIB] [--oom-once FILE] [--code N]`,
+sizes in MiB. It claims on the GPUs that it was given; what does not fit fails with PyTorch's words.
+Stays free of the repository's own code, since it stands for a user's program.
 """
 
 from __future__ import annotations

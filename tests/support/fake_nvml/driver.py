@@ -1,11 +1,12 @@
 """The stand-in driver from a test's side: builds the library, writes the state it shows.
 
-A state file has one fact a line: `gpu INDEX KEY VALUE`, `proc GPU KIND PID BYTES [GI CI]` (bytes -1:
-the driver gives none), `mig GPU SLOT UUID GI CI TOTAL NAME`, `account GPU PID MAX START_US RUNNING
-UTIL TIME_MS`, `sample GPU PID AT_US SM`, `event NUMBER GPU TYPE DATA`, `p2p A B STATUS`, `level A B
-LEVEL`, and what the calls suffer: `error FUNCTION GPU|* CODE [TIMES]`, `delay .. MS`, `hang ..`,
-`crash ..`, `exit .. STATUS`, `grow .. 0 TIMES` (the list outgrows its size call). `*` as FUNCTION is
-every call about that GPU. Jobs claim memory through `claim.py`, as processes do on a driver.
+A state file has one fact a line: `gpu INDEX KEY VALUE`, `proc GPU KIND PID BYTES [GI CI]` (bytes
+-1: the driver gives none), `mig GPU SLOT UUID GI CI TOTAL NAME`, `account GPU PID MAX START_US
+RUNNING UTIL TIME_MS`, `sample GPU PID AT_US SM`, `event NUMBER GPU TYPE DATA`, `p2p A B STATUS`,
+`level A B LEVEL`, and what the calls suffer: `error FUNCTION GPU|* CODE [TIMES]`, `delay .. MS`,
+`hang ..`, `crash ..`, `exit .. STATUS`, `grow .. 0 TIMES` (the list outgrows its size call). `*` as
+FUNCTION is every call about that GPU. Jobs claim memory through `claim.py`, as processes do on a
+driver.
 """
 
 from __future__ import annotations
