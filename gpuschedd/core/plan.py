@@ -171,7 +171,10 @@ class _Pass:
         self.failures.add(need, NOW)
         self._become_head(entry, need, found, len(fitting))
         self.promise = promises.carried_on(
-            promise, found.at_s, lambda: self._blame(job, promise), self.now_s
+            promise,
+            found.at_s,
+            lambda: self._blame(job, promise),
+            planned=self.host.is_planned(found.at_s),
         )
         return True
 
@@ -427,8 +430,10 @@ class _Pass:
         if hold is None:
             return None
         job, before = hold.head, self.snapshot.reservation
-        if self.promise is None and promises.becomes_promise(
-            job, hold.at_s, self.now_s, self.policy
+        if (
+            self.promise is None
+            and self.host.is_planned(hold.at_s)
+            and promises.becomes_promise(job, hold.at_s, self.now_s, self.policy)
         ):
             self.promise = Promise(job.job_id, self.now_s, hold.at_s)
         same = before is not None and before.job_id == job.job_id

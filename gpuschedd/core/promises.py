@@ -61,10 +61,13 @@ def _age_outweighs(job: Waiting, now_s: float, policy: Policy) -> bool:
 
 
 def carried_on(
-    promise: Promise, at_s: float, blame: Callable[[], PromiseException], now_s: float
+    promise: Promise, at_s: float, blame: Callable[[], PromiseException], *, planned: bool
 ) -> Promise:
-    """The live promise after a pass in which its holder's shadow time is at_s."""
-    start_by_s = min(promise.start_by_s, at_s) if at_s > now_s else promise.start_by_s
+    """The live promise after a pass in which its holder's shadow time is at_s.
+
+    Not `planned`: at_s is only a floor, so it makes the promise no earlier.
+    """
+    start_by_s = min(promise.start_by_s, at_s) if planned else promise.start_by_s
     late = at_s > start_by_s
     delayed_by = (promise.delayed_by or blame()) if late else None
     return replace(promise, start_by_s=start_by_s, delayed_by=delayed_by)

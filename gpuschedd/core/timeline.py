@@ -152,6 +152,15 @@ class Host:
         self._age_foreign()
         self._load(snapshot.running)
 
+    def is_planned(self, at_s: float) -> bool:
+        """True if at_s is when something is planned to leave.
+
+        False where it is but a floor: of now (a job is overdue), or of a sample that is awaited.
+        """
+        awaits = any(not slot.gpu.fresh for slot in self.slots)
+        floor_s = self.now_s + self.policy.fresh_allowance_s if awaits else self.now_s
+        return at_s > self.now_s and at_s != floor_s
+
     def _age_foreign(self) -> None:
         for slot in self.slots:
             if slot.foreign_held:

@@ -136,6 +136,16 @@ def test_nothing_sticks_while_the_time_is_only_the_floor_of_now() -> None:
     assert made.promise is None
 
 
+def test_nothing_sticks_while_a_sample_is_awaited() -> None:
+    """The allowance for a sample is no planned end: the sample may say that the GPU is not free."""
+    seen = snapshot_of((gpu(0, fresh=False),), [], [waiting(2, 1)], now_s=100.0)
+    made = plan(seen, EXACT)
+    assert made.reservation is not None
+    assert made.reservation.start_s == 100.0 + EXACT.fresh_allowance_s
+    assert made.promise is None
+    assert plan(replace(seen, promise=PROMISED), EXACT).promise == PROMISED
+
+
 @pytest.mark.parametrize(
     ("state", "exception"),
     [
