@@ -26,6 +26,7 @@ from gpuschedd.core.lifecycle import Job, Placed
 from gpuschedd.core.model import (
     Gpu,
     Plan,
+    Promise,
     PromiseEnd,
     PromiseOutcome,
     QueueView,
@@ -58,6 +59,7 @@ BATCH_COMMANDS_MAX = 1_000
 QUEUE_COMMANDS_MAX = 20_000
 STORAGE_RETRY_S = 1.0
 WARNED_PART = 0.9  # of a time limit: then watchers and the log hear of it
+PROMISE_NEWS_S = 1.0  # a promise that moves forward by less is no event
 
 Evaluate = Callable[[Batch], Any]
 
@@ -109,6 +111,7 @@ class Controller:
         self._commands: list[Command] = []
         self._wake = asyncio.Event()
         self._dirty = True
+        self._knows_gpus = True
         self._timer: asyncio.TimerHandle | None = None
         self._storage_timer: asyncio.TimerHandle | None = None
         self._stopping = False
@@ -142,6 +145,15 @@ class Controller:
         self._dirty = True
         self._wake.set()
 
+    def await_gpus(self) -> None:
+        """Make no pass before `gpus_known`: one that sees no GPU would end the live promise."""
+        self._knows_gpus = False
+
+    def gpus_known(self) -> None:
+        """The GPUs were looked at, or cannot be: plan with what there is."""
+        self._knows_gpus = True
+        self.poke()
+
     async def in_database(self, work: Callable[[Store], Any]) -> Any:
         """Run something with the writing connection, between batches."""
         return await asyncio.get_running_loop().run_in_executor(
@@ -158,7 +170,7 @@ class Controller:
             while self._commands and not self._stopping:
                 if not await self._run_batch():
                     break
-            if self._dirty and not self._stopping:
+            if self._dirty and self._knows_gpus and not self._stopping:
                 self._dirty = False
                 await self._run_pass()
 
@@ -503,7 +515,7 @@ class Controller:
                 )
             )
             job = batch.job(promise.job_id)
-            if job is not None:
+            if job is not None and _is_news(promise, self.state.promise):
                 batch.note("start_promised", job, start_by_s=rows[-1].start_by_s)
         return rows
 
@@ -626,6 +638,13 @@ class Controller:
         if gpus != self.state.gpus:
             self.state.gpus = gpus
             self.poke()
+
+
+def _is_news(promise: Promise, before: Promise | None) -> bool:
+    """Another job's promise, or one that has moved forward."""
+    if before is None or before.job_id != promise.job_id:
+        return True
+    return before.start_by_s - promise.start_by_s >= PROMISE_NEWS_S
 
 
 def _warning_at_s(job: Job) -> float | None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+import sqlite3
 import threading
 import time
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -132,6 +134,36 @@ def test_ends_while_the_daemon_is_down_keep_their_codes_and_times(tmp_path: Path
             jobs = client.jobs(ids=ids).jobs
         assert [job.exit_code for job in jobs] == list(range(8))
         assert all(job.ended_at_s is not None and job.ended_at_s <= down_until_s for job in jobs)
+    finally:
+        clean_up(daemon)
+
+
+def _promises(daemon: DaemonProcess) -> list[tuple[int, float, str | None]]:
+    """All promises in the books: job, by when, outcome."""
+    with closing(sqlite3.connect(daemon.state_dir / "gpuschedd.sqlite3")) as books:
+        rows = books.execute("SELECT job_id, start_by_s, outcome FROM promise ORDER BY job_id")
+        return rows.fetchall()
+
+
+def test_a_promise_outlives_kill_9(tmp_path: Path) -> None:
+    """No pass ends it while the new daemon has not yet looked at the GPUs; it is told once."""
+    daemon = DaemonProcess(tmp_path, "2x24G").start()
+    try:
+        with daemon.client() as client:
+            sleep = ["sleep", "600"]
+            busy = client.submit(sleep, gpus=2, time_limit="30m", cwd=daemon.work_dir).id
+            until(lambda: client.job(busy).state is JobState.RUNNING, "it runs")
+            head = client.submit(["true"], gpus=2, time_limit="5m", cwd=daemon.work_dir).id
+            until(lambda: client.job(head).promised_start_s, "the promise")
+        before = _promises(daemon)
+        daemon.kill()
+        daemon.start()
+        with daemon.client() as client:
+            until(lambda: client.job(head).promised_start_s, "the promise again")
+            kinds = [event.kind for event in client.job(head).events or ()]
+        assert kinds.count("start_promised") == 1
+        assert "promise_ended" not in kinds
+        assert _promises(daemon) == before
     finally:
         clean_up(daemon)
 
