@@ -46,6 +46,7 @@ DEATH_S = 1.0  # a killed child that lives longer hangs in the kernel
 STRIKES_MAX = 2  # then the GPU is left out
 PAROLE_MIN_S, PAROLE_MAX_S = 60.0, 3600.0  # until it is asked again
 ACCOUNTS_DEADLINE_S = 2.0
+RECOUNT_EVERY_S = 60.0  # GPUs in /proc: a plugged or drained one needs a new child
 
 
 @dataclass(slots=True)
@@ -197,8 +198,10 @@ class NvmlGpus:
         settings: Callable[[], Nvml] = Nvml,
         proc: Path = Path("/proc"),
         spawn: Callable[[], Child] = Child,
+        recount_every_s: float = RECOUNT_EVERY_S,
     ) -> None:
         """`settings` is asked at each start of the driver; `proc` is where its files are read."""
+        self._recount_every_s = recount_every_s
         self._settings = settings
         self._proc = proc
         self._spawn = spawn
@@ -292,6 +295,7 @@ class NvmlGpus:
         request = {
             "op": "open",
             "proc": str(self._proc),
+            "recount_every_s": self._recount_every_s,
             "accounting": settings.accounting,
             "skip_calls": settings.skip_calls,
             "integrated_models": settings.integrated_models,

@@ -39,7 +39,6 @@ PID_MAX = 2**22
 LIST_BUSY_S, LIST_IDLE_S, LIST_GRAPHICS_S = 1.0, 10.0, 60.0
 MOVED_BYTES = 16 * MIB  # of memory in use: worth a look at who it is
 UTILIZATION_EVERY_S, UTILIZATION_STALE_S = 2.0, 10.0
-RECOUNT_EVERY_S = 60.0
 RESERVED_BYTES_MAX = 1024 * MIB  # more in use on an idle GPU is no reserve of an old driver's
 LIST_TRIES = 3
 EVENTS_MAX = 64  # taken per sweep
@@ -93,6 +92,7 @@ class Driver:
         self._proc = Path("/proc")
         self._events: Any = None
         self._recounted_s = 0.0
+        self._recount_every_s = 0.0
         self._counted = 0
         self._new_child: str | None = None
 
@@ -118,6 +118,7 @@ class Driver:
     def open(self, request: dict[str, Any]) -> dict[str, Any]:
         """Initialise once and enumerate; `down` with a reason where that fails."""
         self._proc = Path(request.get("proc", "/proc"))
+        self._recount_every_s = request["recount_every_s"]
         self._lib.skip = frozenset(request.get("skip_calls", ()))
         try:
             self._lib.load()
@@ -608,7 +609,7 @@ class Driver:
 
     def _recount(self, now_s: float) -> None:
         """A GPU that was plugged or drained: this process would go on seeing the old ones."""
-        if now_s - self._recounted_s < RECOUNT_EVERY_S:
+        if now_s - self._recounted_s < self._recount_every_s:
             return
         self._recounted_s = now_s
         count = self._count_in_proc()
