@@ -6,6 +6,8 @@ promise meet. It decides; the controller commits and acts.
 
 from __future__ import annotations
 
+from heapq import nsmallest
+
 from gpusched_client.terms import GpuUuid, JobId
 from gpuschedd.core import promises, reasons
 from gpuschedd.core.horizon import HorizonView, Rooms, rooms_of
@@ -33,6 +35,7 @@ from gpuschedd.core.timeline import Host, Load, Need, Slot, end_if_decided_s
 from gpuschedd.core.unknown import why_unknown
 
 EXPLAINED_JOBS = 50
+WHO_GPUS_MAX = 64  # on a larger host only the head's reason names jobs: a pass must stay short
 
 # What a failed request did not manage: to sit anywhere now; to sit there past T; to do so without
 # a limit where GPUs are kept. Who fails at one level fails at those above.
@@ -109,6 +112,7 @@ class _Pass:
         self.priorities: dict[JobId, PriorityParts] = {}
         self.unknown: set[JobId] = set()
         self.why: dict[Need, tuple[Reason, list[Slot]]] = {}  # of those without a shadow time
+        self.lacks: dict[Need, Reason] = {}  # as the host is now
         self.hold: Hold | None = None
         self.kept: frozenset[int] = frozenset()  # positions on which nothing without limit starts
         self.kept_for = JobId(0)
@@ -349,11 +353,21 @@ class _Pass:
             self._note(entry, reasons.kept(need, self.kept_for))
             return
         if level == NOW or free < need.gpus:
-            self._note(entry, reasons.resources(self.host, need, free, None, ()))
+            self._note(entry, self._lacks_gpus(need, free))
             return
         hold, limit_s = self.hold, entry.job.request.time_limit_s
         head = hold.head.job_id
         self._note(entry, reasons.reserved(need, free, limit_s, head, hold.at_s, hold.spare))
+
+    def _lacks_gpus(self, need: Need, free: int) -> Reason:
+        """Too few are free, and who has those that are planned to be free first."""
+        if need not in self.lacks:
+            slots, first = self.host.eligible(need), list[Slot]()
+            if len(slots) <= WHO_GPUS_MAX:
+                timed = [(self.host.free_at_s(slot, need), slot.position, slot) for slot in slots]
+                first = [slot for _at_s, _position, slot in nsmallest(need.gpus, timed)]
+            self.lacks[need] = reasons.resources(self.host, need, free, None, first)
+        return self.lacks[need]
 
     def _note(self, entry: Entry, reason: Reason | None) -> None:
         if self.explain < 0:
@@ -375,6 +389,7 @@ class _Pass:
             self.host.add(slot, load)
             grants.append(Grant(slot.gpu.uuid, held, held))
         self.hope.clear()
+        self.lacks.clear()
         self._book(job, tuple(grants), need.whole, end_s)
 
     def _book(self, job: Waiting, grants: tuple[Grant, ...], whole: bool, end_s: float) -> None:

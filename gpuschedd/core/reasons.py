@@ -57,8 +57,13 @@ def asks(need: Need) -> str:
 def resources(
     host: Host, need: Need, free: int, at_s: float | None, waits_for: Sequence[Slot]
 ) -> Reason:
-    """Too few GPUs are free. `waits_for`: the GPUs it is expected to get at at_s."""
-    jobs = sorted({load.job_id for slot in waits_for for load in slot.loads})
+    """Too few GPUs are free. `waits_for`: the GPUs it is expected to get, the head's at at_s.
+
+    Of these it may share some already: only who is on the others is in its way.
+    """
+    ready = {slot.position for slot in host.fitting(need)}
+    missing = [slot for slot in waits_for if slot.position not in ready]
+    jobs = sorted({load.job_id for slot in missing for load in slot.loads})
     text = f"needs {asks(need)}; {free} of {len(host.slots)} can take it now"
     numbers: dict[str, int | float] = {"gpus": need.gpus, "free_gpus": free}
     if not need.whole:
@@ -72,7 +77,7 @@ def resources(
         text += f"; others hold memory on {_alien_text(aliens)}"
     if at_s is not None:
         numbers["expected_at_s"] = at_s
-    gpus = tuple(slot.gpu.uuid for slot in waits_for if slot.loads or slot.foreign_held)
+    gpus = tuple(slot.gpu.uuid for slot in missing if slot.loads or slot.foreign_held)
     return Reason(PendingReason.RESOURCES, text, numbers, tuple(jobs), gpus)
 
 

@@ -60,6 +60,22 @@ def test_four_job_story_of_a_four_gpu_host() -> None:
     assert [end.outcome for end in sim.promise_ends] == [PromiseOutcome.KEPT]
 
 
+def test_every_reason_names_who_has_the_gpus_that_are_free_first() -> None:
+    """Not only the head's: GPU 1 is free before GPU 0."""
+    busy = [running(1, [0], limit_s=900.0), running(2, [1], limit_s=600.0)]
+    made = plan(snapshot_of(gpus(2), busy, [waiting(3, 2), waiting(4, 1)]), EXACT)
+    assert made.reasons[JobId(3)].blocking_jobs == (1, 2)
+    assert made.reasons[JobId(4)].blocking_jobs == (2,)
+    assert made.reasons[JobId(4)].text.endswith("0 of 2 can take it now; waits for job 2")
+
+
+def test_a_reason_names_nobody_beside_whom_the_job_could_sit() -> None:
+    """Job 3 would share GPU 0 with job 1; only GPU 1 is too full."""
+    busy = [running(1, [0], vram=10 * GIB), running(2, [1], vram=60 * GIB)]
+    made = plan(snapshot_of(gpus(2), busy, [waiting(3, 2, vram=30 * GIB)]), EXACT)
+    assert made.reasons[JobId(3)].blocking_jobs == (2,)
+
+
 def test_long_job_starts_beside_the_head_that_it_cannot_delay() -> None:
     """On 8 GPUs A holds 6 for 10 min, B wants 4, C wants 2 for 60 min: C starts at once."""
     made = plan(
