@@ -409,6 +409,11 @@ def _check_file(path: Path, found: os.stat_result, others_may: int) -> None:
         )
 
 
+_Path = tuple[str, ...]  # the tables around a key, and the key
+_LINE = re.compile(r"""\s*(?P<open>\[*)\s*(?P<key>("[^"]*"|'[^']*'|[\w.\s-])+?)\s*[=\]]""")
+_PART = re.compile(r""""([^"]*)"|'([^']*)'|([\w-]+)""")
+
+
 @dataclass(frozen=True, slots=True)
 class _Where:
     """Finds the line of a key, for messages."""
@@ -416,57 +421,89 @@ class _Where:
     source: str
     text: str
 
-    def line_of(self, key: str) -> str:
-        pattern = re.compile(rf"^\s*(\[+\s*)?[\"']?{re.escape(key)}[\"']?\s*(=|\]|\.)")
+    def line_of(self, path: _Path) -> str:
+        table: _Path = ()
         for number, line in enumerate(self.text.splitlines(), start=1):
-            if pattern.match(line):
+            found = _LINE.match(line)
+            if found is None:
+                continue
+            here = tuple(one or two or bare for one, two, bare in _PART.findall(found["key"]))
+            if found["open"]:
+                table, here = here, ()
+            if (*table, *here)[: len(path)] == path:
                 return f"{self.source}:{number}"
         return self.source
 
 
-def _merge(section: Any, table: Mapping[str, Any], where: _Where, prefix: str = "") -> Any:
+def _dotted(path: _Path) -> str:
+    return ".".join(path)
+
+
+def _merge(section: Any, table: Mapping[str, Any], where: _Where, above: _Path = ()) -> Any:
     """section with the table's values; unknown keys and bad values raise ConfigError."""
-    known = {toml_name(item.name): item for item in fields(section) if _is_key(item, section)}
+    known = _known(section)
     changes: dict[str, Any] = {}
     for key, value in table.items():
         item = known.get(key)
         if item is None and isinstance(section, Limits) and isinstance(value, dict):
-            own = _merge(UserLimits(), value, where, f"{prefix}{key}.")
+            own = _merge(UserLimits(), value, where, (*above, key))
             changes["users"] = (*changes.get("users", section.users), (str(key), own))
             continue
         if item is None:
-            names = ", ".join(sorted(known))
+            path = (*above, key)
             raise ConfigError(
-                f"{where.line_of(key)}: unknown key {prefix}{key!s}; known here: {names}"
+                f"{where.line_of(path)}: unknown key {_dotted(path)}; {_meant(key, known)}"
             )
-        changes[item.name] = _value(getattr(section, item.name), item, key, value, where, prefix)
+        changes[item.name] = _value(getattr(section, item.name), item, value, where, (*above, key))
     return replace(section, **changes)
 
 
-def _is_key(item: Any, section: Any) -> bool:
-    return not (isinstance(section, Limits) and item.name == "users")
+def _meant(key: str, known: Iterable[str]) -> str:
+    """The cure of an unknown key: the section it belongs to, or what is known here."""
+    default = Config()
+    for name in (item.name for item in fields(default)):
+        section = getattr(default, name)
+        if is_dataclass(section) and key in _known(section):
+            return f"it is written {name}.{key}"
+    return f"known here: {', '.join(sorted(known))}"
 
 
-def _value(current: Any, item: Any, key: str, value: Any, where: _Where, prefix: str) -> Any:
+def _known(section: Any) -> dict[str, Any]:
+    """The fields of a section by their TOML names."""
+    hidden = {"users"} if isinstance(section, Limits) else set()
+    return {toml_name(item.name): item for item in fields(section) if item.name not in hidden}
+
+
+def _value(current: Any, item: Any, value: Any, where: _Where, path: _Path) -> Any:
     """One value, parsed by its field; nested tables recurse."""
     try:
         if is_dataclass(current):
             if not isinstance(value, dict):
                 raise ValueError("must be a table")
-            return _merge(current, value, where, f"{prefix}{key}.")
+            return _merge(current, value, where, path)
         if item.name in ("shares", "billing"):
-            return _weights(value)
+            return _weights(value, where, path)
         return item.metadata["parse"](value)
     except ValueError as error:
-        raise ConfigError(f"{where.line_of(key)}: {prefix}{key} = {value!r}: {error}") from error
+        raise _bad_value(where, path, value, error) from error
 
 
-def _weights(value: Any) -> tuple[tuple[str, float], ...]:
+def _bad_value(where: _Where, path: _Path, value: Any, error: ValueError) -> ConfigError:
+    return ConfigError(f"{where.line_of(path)}: {_dotted(path)} = {value!r}: {error}")
+
+
+def _weights(value: Any, where: _Where, path: _Path) -> tuple[tuple[str, float], ...]:
     """An ordered table of name = number >= 0; the first match wins."""
     if not isinstance(value, dict):
         raise ValueError("must be a table of name = number")
     number = _number(0, 1e9)
-    return tuple((str(name), number(weight)) for name, weight in value.items())
+    weights: list[tuple[str, float]] = []
+    for name, weight in value.items():
+        try:
+            weights.append((name, number(weight)))
+        except ValueError as error:
+            raise _bad_value(where, (*path, name), weight, error) from error
+    return tuple(weights)
 
 
 def _override(config: Config, text: str) -> Config:

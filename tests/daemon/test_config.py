@@ -72,6 +72,11 @@ def test_the_example_shows_every_key_at_its_default(tmp_path: Path) -> None:
         ("private = 1\n", r":1: private = 1: must be true or false"),
         ("x = \n", r"not TOML"),
         ('[jobs]\nusers = "alice"\n', r":2: jobs.users .*a list of texts"),
+        ("[limits]\nmax_jobs = 2\n[limits.bob]\nmax_jobs = -1\n", r":4: limits.bob.max_jobs"),
+        ('[limits]\nmax_jobs = 2\n[limits."a.b"]\nmax_jobs = -1\n', r":4: limits.a.b.max_jobs"),
+        ("# shares = 1\n[shares]\nbob = 1\neva = -1\n", r":4: shares.eva = -1: must be a number"),
+        ("scheduling.w_age = 0\n", r":1: scheduling.w_age = 0"),
+        ("half_life = 3\n", r":1: unknown key half_life; it is written scheduling.half_life"),
     ],
 )
 def test_a_mistake_is_named_with_its_line_and_cure(tmp_path: Path, text: str, words: str) -> None:
