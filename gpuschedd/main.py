@@ -478,13 +478,14 @@ def cli(
 @click.argument("file", required=False, type=click.Path(path_type=Path))
 def check_config(system: bool, file: Path | None) -> None:
     """Read FILE (the configuration in use) and say what is wrong with it."""
-    path = file or paths.config_path(system or os.geteuid() == 0)
+    path = file or paths.config_path(system)
     is_system = system or path == paths.SYSTEM_CONFIG
     options = Options(is_system, "", Path(), Path(), path, ())
     try:
         found = read_config(options)
     except (config.ConfigError, GpuschedError) as error:
-        raise click.ClickException(str(error)) from error
+        click.echo(f"gpuschedd: {error}", err=True)
+        sys.exit(EX_CONFIG)
     changed = config.changed_keys(read_config(replace(options, config=Path(os.devnull))), found)
     state = "is good" if path.exists() else "is missing, which is good: all is at its default"
     click.echo(f"{path} {state}; it sets {', '.join(changed) or 'nothing'}")

@@ -9,6 +9,7 @@ that did it twice is left out for a while, so that the others go on.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import mmap
 import os
@@ -93,17 +94,35 @@ class Child:
         _, gpu, name = PAGE.unpack_from(self._page, 0)
         return gpu, name.rstrip(b"\0").decode("ascii", "replace")
 
-    async def ask(self, request: dict[str, Any], deadline_s: float) -> dict[str, Any]:
-        """The reply. Raises TimeoutError, or ChildDown where the child ended."""
-        import json
+    async def ask(
+        self, request: dict[str, Any], deadline_s: float, call_deadline_s: float | None = None
+    ) -> dict[str, Any]:
+        """The reply. Raises TimeoutError, or ChildDown where the child ended.
 
-        async with asyncio.timeout(deadline_s):
-            await self._write(frame(request))
-            (length,) = LENGTH.unpack(await self._read(LENGTH.size))
-            if length > FRAME_BYTES_MAX:
-                raise ChildDown(f"it sent a frame of {length} bytes")
-            reply: dict[str, Any] = json.loads(await self._read(length))
-            return reply
+        `call_deadline_s`: for each call about a GPU, where the whole may take much longer.
+        """
+        asking = asyncio.ensure_future(self._converse(request))
+        try:
+            async with asyncio.timeout(deadline_s):
+                while not asking.done():
+                    before = PAGE.unpack_from(self._page, 0)
+                    await asyncio.wait({asking}, timeout=call_deadline_s)
+                    is_stuck = before == PAGE.unpack_from(self._page, 0) and before[1] >= 0
+                    if call_deadline_s is not None and is_stuck and not asking.done():
+                        raise TimeoutError
+            return await asking
+        finally:
+            if not asking.done():
+                asking.cancel()
+                await asyncio.wait({asking})
+
+    async def _converse(self, request: dict[str, Any]) -> dict[str, Any]:
+        await self._write(frame(request))
+        (length,) = LENGTH.unpack(await self._read(LENGTH.size))
+        if length > FRAME_BYTES_MAX:
+            raise ChildDown(f"it sent a frame of {length} bytes")
+        reply: dict[str, Any] = json.loads(await self._read(length))
+        return reply
 
     async def _write(self, data: bytes) -> None:
         view = memoryview(data)
@@ -299,9 +318,13 @@ class NvmlGpus:
             "accounting": settings.accounting,
             "skip_calls": settings.skip_calls,
             "integrated_models": settings.integrated_models,
-            "skip_uuids": sorted(self._left_out),
+            "skip_indices": sorted(
+                index for index, uuid in self._known.items() if uuid in self._left_out
+            ),
         }
-        reply = await self._ask(child, request, settings.open_deadline_s)
+        # A GPU may take seconds to wake, but one that has just hung a sweep gets no more than that.
+        call_s = settings.sweep_deadline_s if self._failures else settings.open_deadline_s / 4
+        reply = await self._ask(child, request, settings.open_deadline_s, call_s)
         if "down" in reply:
             await self._end_child()
             self._hold_off(reply["down"], ABSENT_RETRY_S)
@@ -320,15 +343,22 @@ class NvmlGpus:
             time.monotonic() - self._opened_s,
         )
 
-    async def _ask(self, child: Child, request: dict[str, Any], deadline_s: float) -> Any:
+    async def _ask(
+        self,
+        child: Child,
+        request: dict[str, Any],
+        deadline_s: float,
+        call_deadline_s: float | None = None,
+    ) -> Any:
         """A reply in time; else the child is ended, and the GPU that it hung on gets a strike."""
         try:
-            return await child.ask(request, deadline_s)
+            return await child.ask(request, deadline_s, call_deadline_s)
         except TimeoutError:
             gpu, name = child.doing()
             where = f" in {name}" if name else ""
             where += f" on GPU {gpu}" if gpu >= 0 else ""
-            text = f"the driver did not answer within {deadline_s:g} s{where}"
+            within_s = deadline_s if gpu < 0 or call_deadline_s is None else call_deadline_s
+            text = f"the driver did not answer within {within_s:g} s{where}"
         except ChildDown as down:
             gpu, name = child.doing()
             text = str(down)

@@ -131,7 +131,8 @@ class Driver:
         self._devices = []
         inventory = []
         for index in range(count):
-            inventory += self._open_gpu(index, request, warnings)
+            if index not in request.get("skip_indices", ()):
+                inventory += self._open_gpu(index, request, warnings)
         self._lib.gpu = -1
         self._counted = self._count_in_proc() or 0
         self._recounted_s = time.monotonic()
@@ -166,8 +167,6 @@ class Driver:
         except Failed as failure:
             why = "it may not be opened" if failure.code == NO_PERMISSION else "it is not there"
             warnings.append(f"GPU {index} is left out, {why}: {failure.text}")
-            return []
-        if uuid in request.get("skip_uuids", ()):
             return []
         device = Device(handle, uuid, index, None)
         mode = self._lib.ask("nvmlDeviceGetMigMode", handle)

@@ -31,9 +31,7 @@ def old_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def driver(
-    tmp_path: Path, library: Path, monkeypatch: pytest.MonkeyPatch
-) -> FakeDriver:
+def driver(tmp_path: Path, library: Path, monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
     """One GPU of 48 GiB, found by every process that the test starts."""
     made = FakeDriver(tmp_path / "driver", library)
     for name, value in made.environment.items():

@@ -50,9 +50,7 @@ def test_without_a_library_the_reason_names_simulate_1(
     monkeypatch.undo()
 
 
-def test_a_module_loaded_later_is_found_without_a_restart_2(
-    driver: FakeDriver, gpus: Open
-) -> None:
+def test_a_module_loaded_later_is_found_without_a_restart_2(driver: FakeDriver, gpus: Open) -> None:
     """Driver not loaded at boot."""
     driver.set(init=DRIVER_NOT_LOADED)
     source = gpus()

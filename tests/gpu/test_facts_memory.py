@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from gpusched_client.errors import Infeasible
 from gpuschedd.attribution import Stranger
 from gpuschedd.core import admission
 from gpuschedd.core.model import GpuState, Inventory, Policy, Request
-from gpusched_client.errors import Infeasible
 from tests.support.fake_nvml.driver import GIB, MIB, NOT_SUPPORTED, FakeDriver, uuid_of
 from tests.support.gpus import Judge, Source, headroom, held, key
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from gpusched_client.terms import JobId
 from gpuschedd import nvml_driver
 from gpuschedd.attribution import Attribution, Stranger, Supervisor
 from gpuschedd.gpus import GpuProcess
 from gpuschedd.ledger import Ledger
 from gpuschedd.peaks import Seen, UseMeter
-from gpusched_client.terms import JobId
 from tests.support.fake_nvml.driver import GIB, MIB, FakeDriver, uuid_of
 from tests.support.gpus import Judge, Source, held, key
 
@@ -102,7 +102,9 @@ def test_in_a_pid_namespace_an_empty_list_is_said_to_be_none_37(
     if os.getuid() != 0:
         prefix.append("--map-root-user")
     outside = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    inside = subprocess.run([*prefix, sys.executable, "-c", program], capture_output=True, text=True)
+    inside = subprocess.run(
+        [*prefix, sys.executable, "-c", program], capture_output=True, text=True
+    )
     assert inside.stdout.strip() == "True"
     assert outside.stdout.strip() in ("False", "True")  # True where the tests run in a container
 
