@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from gpuschedd import config
-from gpuschedd.main import SYSTEM_DEFAULT_LIMIT_S, SYSTEM_MAX_LIMIT_S
+from gpuschedd.main import SYSTEM_DEFAULT_LIMIT_S, SYSTEM_MAX_LIMIT_S, cli
 
 EXAMPLE = Path(__file__).parents[2] / "systemd" / "config.example.toml"
 SYSTEM = config.with_limits(config.Config(), SYSTEM_DEFAULT_LIMIT_S, SYSTEM_MAX_LIMIT_S)
@@ -121,3 +122,21 @@ def test_a_file_of_another_owner_is_refused(tmp_path: Path) -> None:
 
 def test_a_missing_file_is_an_empty_one(tmp_path: Path) -> None:
     assert config.load(tmp_path / "none", others_may=0o055) == config.Config()
+
+
+def test_check_config_answers_as_the_daemon_would(tmp_path: Path) -> None:
+    """Exit 78 with the line of the mistake, as at the start; 0 with what is set."""
+    found = CliRunner().invoke(cli, ["check-config", str(write(tmp_path, "[limits]\nmax = 1\n"))])
+    assert found.exit_code == 78
+    assert "config.toml:2: unknown key limits.max" in found.output
+    found = CliRunner().invoke(cli, ["check-config", str(write(tmp_path, "private = true\n"))])
+    assert (found.exit_code, "it sets private" in found.output) == (0, True)
+
+
+def test_check_config_never_guesses_the_mode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also for root the configuration in use is the user's, unless --system is said."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    found = CliRunner().invoke(cli, ["check-config"])
+    assert found.output.startswith(str(tmp_path))
