@@ -101,7 +101,7 @@ def _cancel(
 def _report(outcomes: Iterable[Outcome], as_json: bool) -> int:
     """One line a job; the status is that of the first job that could not be cancelled."""
     from gpusched_client.errors import BY_CODE, Internal
-    from gpusched_client.render import json_text, printable
+    from gpusched_client.render import json_text, printable, refusal_text
 
     outcomes = list(outcomes)
     failed = [outcome for outcome in outcomes if outcome.code is not None]
@@ -111,7 +111,7 @@ def _report(outcomes: Iterable[Outcome], as_json: bool) -> int:
         note("gcancel: no job matches")
     for outcome in outcomes:
         if outcome.code is not None:
-            note(f"gcancel: job {outcome.job_id}: {outcome.text or outcome.code}")
+            note(f"gcancel: {refusal_text(outcome)}")
         elif not as_json:
             answer(f"job {outcome.job_id}: {printable(outcome.text or 'cancelled')}\n")
     return BY_CODE.get(str(failed[0].code), Internal).exit_status if failed else 0

@@ -177,14 +177,14 @@ def _ids(client: Client, words: Sequence[str]) -> Sequence[int]:
 def _report(outcomes: Iterable[Outcome], as_json: bool) -> int:
     """One line a job; the status is that of the first job that was not changed."""
     from gpusched_client.errors import BY_CODE, Internal
-    from gpusched_client.render import json_text, printable
+    from gpusched_client.render import json_text, printable, refusal_text
 
     outcomes = list(outcomes)
     if as_json:
         answer(json_text({"outcomes": outcomes}))
     for outcome in outcomes:
         if outcome.code is not None:
-            note(f"gctl: job {outcome.job_id}: {outcome.text or outcome.code}")
+            note(f"gctl: {refusal_text(outcome)}")
         elif not as_json:
             answer(f"job {outcome.job_id}: {printable(outcome.text)}\n")
     failed = [outcome for outcome in outcomes if outcome.code is not None]

@@ -157,7 +157,15 @@ def _listing(client: Client, options: dict[str, Any]) -> None:
     jobs = sorted(result.jobs, key=_listing_order)
     if result.total > len(jobs) and filters["states"] is None:
         jobs = _head_of_long_list(client, filters, jobs, limit)
-    _show(jobs[:limit], result.total, options)
+    _show(_first_of(jobs, limit), result.total, options)
+
+
+def _first_of(jobs: Sequence[JobView], limit: int) -> Sequence[JobView]:
+    """The first live jobs and, where there is room for more, the newest of those that ended."""
+    live = [job for job in jobs if job.state.is_live]
+    ended = jobs[len(live) :]
+    room = max(0, limit - len(live))
+    return [*live[:limit], *ended[max(0, len(ended) - room) :]]
 
 
 def _filters(options: dict[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from gpusched_client.protocol import (
     GpuView,
     JobRequest,
     JobView,
+    Outcome,
     StatusResult,
     UsageView,
 )
@@ -145,6 +147,13 @@ def exit_status(job: JobView) -> int:
             return 128 + job.exit_signal
         return job.exit_code or EXIT_UNKNOWN
     return EXIT_UNKNOWN
+
+
+def refusal_text(outcome: Outcome) -> str:
+    """Why one job was left as it is; names the job once."""
+    text = outcome.text or str(outcome.code)
+    named = re.search(rf"\bjob {outcome.job_id}\b", text) is not None
+    return text if named else f"job {outcome.job_id}: {text}"
 
 
 def status_word(job: JobView) -> str:
@@ -483,13 +492,14 @@ def _cause_text(job: JobView) -> str:
 
 
 def _place_facts(job: JobView) -> list[tuple[str, str]]:
-    command = job.command
+    label, command = "Command", job.command
     if job.argv is not None:
         import shlex
 
+        label = "Command" if job.script_bytes is None else "Arguments"
         command = shlex.join([os.fsdecode(word) for word in job.argv])
     return [
-        ("Command", printable(command or "")),
+        (label, printable(command or "")),
         ("Script", "" if job.script_bytes is None else f"{job.script_bytes} bytes"),
         ("Directory", printable(job.cwd or "")),
         ("Output", printable(job.output or "")),

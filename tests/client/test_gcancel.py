@@ -89,7 +89,7 @@ def test_each_job_has_its_line_and_the_first_failure_gives_the_status(
         {"job_id": 1, "text": "cancelled", "state": "CANCELLED"},
         {"job_id": 2, "text": "was COMPLETED already", "state": "COMPLETED"},
         {"job_id": 3, "code": "denied", "text": "belongs to bob\x1b"},
-        {"job_id": 4, "code": "not_found", "text": "no such job"},
+        {"job_id": 4, "code": "not_found", "text": "there is no job 4"},
     ]
     serve({"cancel": lambda _: {"outcomes": outcomes}})
     outcome = run(cli, "1-4")

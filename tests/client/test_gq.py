@@ -129,6 +129,23 @@ def test_at_signs_name_my_last_jobs(serve: Serve, run: Any) -> None:
 
 
 @pytest.mark.usefixtures("midnight")
+def test_a_short_list_keeps_the_newest_of_those_that_ended(serve: Serve, run: Any) -> None:
+    ended = [view(n, "COMPLETED", exit_code=0, ended_at_s=NOW_S - 60 + n) for n in (1, 2, 3, 4)]
+    serve(listing([*ended, view(5), view(6)]))
+    lines = run(cli, "-n", "4", "--format", "JOBID").out.split()
+    assert lines == ["JOBID", "5", "6", "3", "4"]
+    assert run(cli, "-n", "1", "--format", "JOBID").out.split() == ["JOBID", "5"]
+
+
+def test_what_a_script_is_given_is_no_command(serve: Serve, run: Any) -> None:
+    scripted = view(7, "COMPLETED", argv=[b"a", b"b c"], script_bytes=40, command="<script> a b c")
+    serve({"job": lambda _: scripted})
+    found = run(cli, "7").out
+    assert "Arguments:    a 'b c'" in found
+    assert "Command:" not in found
+
+
+@pytest.mark.usefixtures("midnight")
 def test_a_long_list_is_bounded_and_says_so_on_stderr(serve: Serve, run: Any) -> None:
     newest = [view(number) for number in range(9_001, 10_001)]
 
