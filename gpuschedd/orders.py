@@ -419,7 +419,8 @@ def _update_one(
     if request.hold is not None:
         job = _new_hold(batch, caller, job, request.hold)
         changed.append("held" if request.hold else "released")
-    if job.request != before.request or job.nice != before.nice:
+    is_new_hold = job.hold is not None and before.hold is None
+    if is_new_hold or job.request != before.request or job.nice != before.nice:
         _void_promise(batch, caller, before, job)
     batch.put(job)
     batch.note("job_updated", job, changed=changed, by=caller.user)
@@ -431,7 +432,7 @@ def _void_promise(batch: Batch, caller: Caller, before: Job, after: Job) -> None
     old_s, new_s = before.request.time_limit_s, after.request.time_limit_s
     is_shorter = new_s is not None and (old_s is None or new_s <= old_s)
     same_otherwise = replace(after.request, time_limit_s=old_s) == before.request
-    if is_shorter and same_otherwise and after.nice == before.nice:
+    if is_shorter and same_otherwise and after.nice == before.nice and after.hold is None:
         return
     by_owner = caller.uid == before.uid
     batch.voided[before.job_id] = None if by_owner else PromiseException.ADMIN_CHANGE

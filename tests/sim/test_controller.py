@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from gpusched_client.protocol import CancelRequest, JobRequest, SubmitRequest, U
 from gpusched_client.terms import JobState
 from gpuschedd import orders
 from gpuschedd.core.lifecycle import Job
+from gpuschedd.store import History
 from tests.sim.harness import CARD, GIB, Host
 
 STEPS = 120
@@ -142,6 +144,37 @@ async def live(host: Host) -> None:
     assert host.controller.state.jobs == {}
     assert all(count == 1 for count in host.world.ran.values())
     check_books(host)
+    await host.controller.stop()
+    host.controller.close()
+
+
+@pytest.mark.parametrize(
+    ("holder", "is_admin", "outcome"),
+    [(1001, False, ("withdrawn", None)), (0, True, ("lost", "admin_change"))],
+)
+def test_a_hold_ends_the_promise_on_record(
+    tmp_path: Path, holder: int, is_admin: bool, outcome: tuple[str, str | None]
+) -> None:
+    """The owner's own hold withdraws it; an admin's is an exception with its cause."""
+    asyncio.run(_hold_of_a_promised_job(Host(tmp_path, 1), holder, is_admin, outcome))
+
+
+async def _hold_of_a_promised_job(
+    host: Host, holder: int, is_admin: bool, outcome: tuple[str, str | None]
+) -> None:
+    owner = host.caller(1001)
+    whole = JobRequest(argv=(b"true",), cwd=b"/", environment={}, gpus=4, time_limit_s=3600)
+    wanted = SubmitRequest(jobs=(whole, whole))
+    _, job_id = (await host.ask(lambda batch: orders.submit(batch, owner, wanted, None))).job_ids
+    assert host.controller.state.promise is not None
+    hold = UpdateRequest(job_ids=(job_id,), hold=True)
+    by = replace(host.caller(holder), is_admin=is_admin)
+    await host.ask(lambda batch: orders.update(batch, by, hold, None))
+    assert host.controller.state.promise is None
+    with closing(History(host.store.path)) as history:
+        row = history.promise_of(job_id)
+    assert row is not None
+    assert (row.outcome, row.detail) == outcome
     await host.controller.stop()
     host.controller.close()
 
