@@ -131,6 +131,11 @@ def format_duration(seconds: float) -> str:
     return f"{minutes}:{seconds_left:02}"
 
 
+def duration_short(seconds: int) -> str:
+    """As typed, and read back by parse_duration as the same: "2h", "1h30m", "45s"."""
+    return duration_text(seconds).replace(" min", "m").replace(" ", "")
+
+
 def duration_text(seconds: int) -> str:
     """For a sentence: "30 min", "24 h", "7 d", "1 h 30 min", "90 s"."""
     if seconds == UNLIMITED_S:

@@ -12,6 +12,7 @@ from itertools import islice
 
 from gpusched_client.errors import NotFound
 from gpusched_client.terms import JobId
+from gpusched_client.units import GIB, MIB, bytes_short, duration_short
 from gpuschedd.core.horizon import NO_LIMIT, promised_job
 from gpuschedd.core.model import (
     NEVER_S,
@@ -32,13 +33,15 @@ from gpuschedd.core.model import (
 )
 from gpuschedd.core.plan import plan
 from gpuschedd.core.priority import queue_order
-from gpuschedd.core.reasons import duration, gib, plural
+from gpuschedd.core.reasons import plural
 from gpuschedd.core.reservation import shadow
 from gpuschedd.core.timeline import Host, planned_end_s
 
 WALK_PASSES_MIN = 10
 WALK_WORK_MAX = 200_000
-VRAM_STEP_BYTES = 2**20
+# What is advised is rounded down, so that it is short to type and still true.
+VRAM_STEP_BYTES, SMALL_VRAM_STEP_BYTES = 512 * MIB, MIB  # below 1 GiB in small steps
+TIME_STEP_S = 60  # from two minutes on
 
 
 def expected_starts(
@@ -215,7 +218,7 @@ def _less_vram(snapshot: Snapshot, policy: Policy, job: Waiting) -> Counterfactu
     """Only what is free on some GPU now can be the answer, so few amounts are tried."""
     asked = job.request.vram_bytes
     free = {
-        (slot.headroom_bytes - policy.margin_bytes) // VRAM_STEP_BYTES * VRAM_STEP_BYTES
+        _advised_vram(slot.headroom_bytes - policy.margin_bytes)
         for slot in Host(snapshot, policy).slots
     }
     amounts = sorted((a for a in free if a > 0 and (asked is None or a < asked)), reverse=True)
@@ -223,7 +226,12 @@ def _less_vram(snapshot: Snapshot, policy: Policy, job: Waiting) -> Counterfactu
     found = _largest(smaller, lambda request: _starts(snapshot, policy, job, request))
     if found is None or found.vram_bytes is None:
         return None
-    return Counterfactual(f"with --vram {gib(found.vram_bytes)} or less", found)
+    return Counterfactual(f"with --vram {bytes_short(found.vram_bytes)} or less", found)
+
+
+def _advised_vram(free_bytes: int) -> int:
+    step = VRAM_STEP_BYTES if free_bytes >= GIB else SMALL_VRAM_STEP_BYTES
+    return free_bytes // step * step
 
 
 def _less_time(snapshot: Snapshot, policy: Policy, job: Waiting) -> Counterfactual | None:
@@ -231,14 +239,14 @@ def _less_time(snapshot: Snapshot, policy: Policy, job: Waiting) -> Counterfactu
     held = plan(snapshot, policy, explain=-1).reservation
     if held is None or held.job_id == job.job_id:
         return None
-    limit_s = held.start_s - snapshot.now_s - policy.launch_allowance_s - policy.kill_grace_s
-    limit_s = float(int(limit_s))
+    left_s = held.start_s - snapshot.now_s - policy.launch_allowance_s - policy.kill_grace_s
+    limit_s = int(left_s) if left_s < 2 * TIME_STEP_S else int(left_s) // TIME_STEP_S * TIME_STEP_S
     if limit_s < 1:
         return None
-    request = replace(job.request, time_limit_s=limit_s)
+    request = replace(job.request, time_limit_s=float(limit_s))
     if not _starts(snapshot, policy, job, request):
         return None
-    return Counterfactual(f"with --time {duration(limit_s)} or less", request)
+    return Counterfactual(f"with --time {duration_short(limit_s)} or less", request)
 
 
 def raise_limit_allowed(

@@ -13,6 +13,7 @@ from gpusched_client.units import (
     UNLIMITED_S,
     bytes_short,
     bytes_text,
+    duration_short,
     duration_text,
     format_bytes,
     format_duration,
@@ -96,6 +97,11 @@ def test_formatted_durations_are_read_back_exactly(seconds: int) -> None:
 @given(st.integers(1, 2**38))
 def test_durations_in_words_are_read_back_exactly(seconds: int) -> None:
     assert parse_duration(duration_text(seconds)) == seconds
+
+
+@given(st.integers(1, 2**38))
+def test_durations_as_typed_are_read_back_exactly(seconds: int) -> None:
+    assert parse_duration(duration_short(seconds)) == seconds
 
 
 @given(st.text())

@@ -6,9 +6,10 @@ import pytest
 
 from gpusched_client.errors import NotFound
 from gpusched_client.terms import JobId
+from gpusched_client.units import MIB, parse_bytes, parse_duration
 from gpuschedd.core.forecast import counterfactuals, expected_starts, raise_limit_allowed
 from gpuschedd.core.model import GIB, GpuState
-from tests.support.core_builders import EXACT, gpu, gpus, running, snapshot_of, waiting
+from tests.support.core_builders import EXACT, MARGIN, gpu, gpus, running, snapshot_of, waiting
 
 
 def test_expected_starts_follow_the_planned_ends() -> None:
@@ -42,7 +43,7 @@ def test_it_would_start_with_fewer_gpus_or_a_shorter_limit() -> None:
     busy = [running(1, [0], limit_s=600.0)]
     queue = [waiting(2, 4), waiting(3, 3, limit_s=900.0, uid=2)]
     found = counterfactuals(snapshot_of(gpus(4), busy, queue), EXACT, JobId(3))
-    assert [answer.text for answer in found] == ["with --time 10 min or less"]
+    assert [answer.text for answer in found] == ["with --time 10m or less"]
     assert found[0].request.time_limit_s == 600.0
     alone = counterfactuals(snapshot_of(gpus(4), busy, queue[:1]), EXACT, JobId(2))
     assert [answer.text for answer in alone] == ["with 3 GPUs"]
@@ -52,7 +53,34 @@ def test_it_would_start_with_less_memory() -> None:
     busy = [running(1, [0], limit_s=600.0, vram=60 * GIB)]
     queue = [waiting(2, 1, vram=40 * GIB)]
     found = counterfactuals(snapshot_of(gpus(1), busy, queue), EXACT, JobId(2))
-    assert [answer.text for answer in found] == ["with --vram 19 GiB or less"]
+    assert [answer.text for answer in found] == ["with --vram 19G or less"]
+
+
+@pytest.mark.parametrize(
+    ("limit_s", "advised"),
+    [(599.0, "9m"), (119.0, "119s"), (8160.0, "2h16m"), (9000.0, "2h30m")],
+)
+def test_advice_on_the_limit_is_never_more_than_what_would_start(
+    limit_s: float, advised: str
+) -> None:
+    """Rounded down, and written as --time reads it."""
+    busy = [running(1, [0], limit_s=limit_s)]
+    queue = [waiting(2, 4), waiting(3, 3, limit_s=36000.0, uid=2)]
+    (found,) = counterfactuals(snapshot_of(gpus(4), busy, queue), EXACT, JobId(3))
+    assert found.text == f"with --time {advised} or less"
+    assert found.request.time_limit_s == parse_duration(advised) <= limit_s
+
+
+@pytest.mark.parametrize(
+    ("free_mib", "advised"), [(19 * 1024 + 500, "19G"), (20 * 1024 - 1, "19.5G"), (700, "700M")]
+)
+def test_advice_on_memory_is_never_more_than_what_would_start(free_mib: int, advised: str) -> None:
+    """Rounded down; what is free is counted beside both margins."""
+    busy = [running(1, [0], limit_s=600.0, vram=80 * GIB - 2 * MARGIN - free_mib * MIB)]
+    queue = [waiting(2, 1, vram=40 * GIB)]
+    (found,) = counterfactuals(snapshot_of(gpus(1), busy, queue), EXACT, JobId(2))
+    assert found.text == f"with --vram {advised} or less"
+    assert found.request.vram_bytes == parse_bytes(advised)
 
 
 def test_job_that_starts_now_needs_no_other_request() -> None:
