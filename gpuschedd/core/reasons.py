@@ -67,9 +67,14 @@ def resources(
     text = f"needs {asks(need)}; {free} of {len(host.slots)} can take it now"
     numbers: dict[str, int | float] = {"gpus": need.gpus, "free_gpus": free}
     if not need.whole:
-        most = max((slot.headroom_bytes for slot in host.eligible(need)), default=0)
-        text += f", the most free on one is {gib(max(0, most))}"
-        numbers |= {"needed_bytes": need.bytes, "most_free_bytes": most}
+        numbers["needed_bytes"] = need.bytes
+        free_bytes = [s.headroom_bytes for s in host.eligible(need) if host.is_open_to(s, need)]
+        if free_bytes:
+            most = max(0, *free_bytes)
+            text += f", the most free on one is {gib(most)}"
+            numbers["most_free_bytes"] = most
+        else:
+            text += ", none takes it beside the jobs that are there"
     if jobs:
         text += f"; waits for {named(jobs)}"
     aliens = [slot for slot in host.eligible(need) if _is_in_the_way(slot, need)]

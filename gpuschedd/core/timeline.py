@@ -282,8 +282,10 @@ class Host:
         return [slot for slot in self.eligible(need) if slot.gpu.fresh and self._fits(slot, need)]
 
     def _fits(self, slot: Slot, need: Need) -> bool:
-        if slot.headroom_bytes < need.bytes:
-            return False
+        return slot.headroom_bytes >= need.bytes and self.is_open_to(slot, need)
+
+    def is_open_to(self, slot: Slot, need: Need) -> bool:
+        """May the shared request sit there, memory apart?"""
         return not slot.loads or beside(slot.gpu, slot.loads, need, self.policy)
 
     def free_at_s(self, slot: Slot, need: Need) -> float:

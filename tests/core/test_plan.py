@@ -69,6 +69,16 @@ def test_every_reason_names_who_has_the_gpus_that_are_free_first() -> None:
     assert made.reasons[JobId(4)].text.endswith("0 of 2 can take it now; waits for job 2")
 
 
+def test_memory_where_a_job_may_not_sit_is_not_called_free() -> None:
+    """GPU 0 has 69.5 GiB free, but its job wants nobody beside it; GPU 1 has 19.5 GiB."""
+    alone = running(1, [0], vram=10 * GIB, exclusive=True)
+    busy = [alone, running(2, [1], vram=60 * GIB)]
+    made = plan(snapshot_of(gpus(2), busy, [waiting(3, vram=30 * GIB)]), EXACT)
+    assert "the most free on one is 19.5 GiB" in made.reasons[JobId(3)].text
+    made = plan(snapshot_of(gpus(1), [alone], [waiting(3, vram=30 * GIB)]), EXACT)
+    assert "none takes it beside the jobs that are there" in made.reasons[JobId(3)].text
+
+
 def test_a_reason_names_nobody_beside_whom_the_job_could_sit() -> None:
     """Job 3 would share GPU 0 with job 1; only GPU 1 is too full."""
     busy = [running(1, [0], vram=10 * GIB), running(2, [1], vram=60 * GIB)]
