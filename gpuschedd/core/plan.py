@@ -286,7 +286,8 @@ class _Pass:
         room = self.rooms.get(entry.job.uid)
         if room is None or (entry.job.request.gpus <= room[0] and room[1] >= 1):
             return False
-        self._note(entry, reasons.user_limit(entry.job.request.gpus, room))
+        limit = self.snapshot.standings[entry.job.uid].limit
+        self._note(entry, reasons.user_limit(entry.job.request.gpus, room, limit))
         return True
 
     def _waits(self, entry: Entry, need: Need, level: int) -> None:

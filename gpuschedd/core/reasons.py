@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from gpusched_client.terms import JobId, PendingReason
-from gpuschedd.core.model import GIB, Gpu, GpuState, Reason
+from gpuschedd.core.model import GIB, Gpu, GpuState, Reason, UserLimit
 from gpuschedd.core.timeline import Host, Need, Slot
 
 NAMED_MAX = 8
@@ -105,14 +105,18 @@ def strict(head: JobId) -> Reason:
     return Reason(PendingReason.PRIORITY, text, {}, (head,))
 
 
-def user_limit(need_gpus: int, room: tuple[float, float]) -> Reason:
-    """Over its user's limit."""
+def user_limit(need_gpus: int, room: tuple[float, float], limit: UserLimit) -> Reason:
+    """Over its user's limit; `room` is what that leaves, a promised job counted as running."""
     gpus, jobs = max(0.0, room[0]), max(0.0, room[1])
-    if jobs < 1:
-        text = "its user's limit of running jobs is reached"
-        return Reason(PendingReason.USER_LIMIT, text, {"jobs_left": jobs})
-    text = f"needs {plural(need_gpus, 'GPU')}; its user's limit leaves {gpus:.0f}"
-    return Reason(PendingReason.USER_LIMIT, text, {"gpus": need_gpus, "gpus_left": gpus})
+    if jobs < 1 and limit.max_jobs is not None:
+        text = f"its user's limit of {plural(limit.max_jobs, 'running job')} is reached"
+        numbers = {"jobs_left": jobs, "max_jobs": limit.max_jobs}
+        return Reason(PendingReason.USER_LIMIT, text, numbers)
+    assert limit.max_gpus is not None
+    needs = f"needs {plural(need_gpus, 'GPU')}"
+    text = f"{needs}; its user's limit of {limit.max_gpus} leaves {gpus:.0f}"
+    numbers = {"gpus": need_gpus, "gpus_left": gpus, "max_gpus": limit.max_gpus}
+    return Reason(PendingReason.USER_LIMIT, text, numbers)
 
 
 def unlimited(need: Need, jobs: Sequence[JobId]) -> Reason:

@@ -333,7 +333,14 @@ def test_user_limit_leaves_a_job_out_of_the_order() -> None:
     made = plan(seen, EXACT)
     assert set(made.start_ids) == {2, 3}
     assert made.reasons[JobId(1)].code is PendingReason.USER_LIMIT
+    assert made.reasons[JobId(1)].text == "needs 2 GPUs; its user's limit of 2 leaves 1"
     assert made.reservation is None
+
+
+def test_user_limit_of_jobs_says_its_number() -> None:
+    busy = [running(9, [0], uid=1)]
+    made = plan(snapshot_of(gpus(4), busy, [waiting(1)], limits={1: UserLimit(max_jobs=1)}), EXACT)
+    assert made.reasons[JobId(1)].text == "its user's limit of 1 running job is reached"
 
 
 def test_promised_gpus_count_against_the_users_limit() -> None:
