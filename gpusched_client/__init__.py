@@ -14,6 +14,11 @@ __all__ = ["Client", "SubmittedJob", "job_request"]
 _HOME_OF = {"Client": "connection", "SubmittedJob": "connection", "job_request": "capture"}
 
 
+def __dir__() -> list[str]:
+    """What completion and help() show."""
+    return [*globals(), *_HOME_OF]
+
+
 def __getattr__(name: str) -> Any:
     """Import the public names when they are asked for: the commands start faster without them."""
     if name not in _HOME_OF:

@@ -26,7 +26,14 @@ from typing import Any, TypeVar, overload
 
 from gpusched_client import framing, paths, protocol
 from gpusched_client.capture import Word, job_request
-from gpusched_client.errors import Denied, GpuschedError, Internal, Invalid, Unavailable
+from gpusched_client.errors import (
+    Denied,
+    GpuschedError,
+    Internal,
+    Invalid,
+    StillRunning,
+    Unavailable,
+)
 from gpusched_client.protocol import JobRequest, JobView
 from gpusched_client.terms import JobState
 from gpusched_client.units import parse_bytes, parse_duration
@@ -238,7 +245,7 @@ class Client:
     ) -> JobView | tuple[JobView, ...]:
         """Wait until the jobs are final; one view for one id, a tuple for several.
 
-        Raises TimeoutError after timeout_s. A restart of the daemon is waited through.
+        Raises StillRunning, a TimeoutError, after timeout_s. A restart of the daemon is waited through.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         reply_s = None if timeout_s is None else timeout_s + self._timeout_s
@@ -249,7 +256,7 @@ class Client:
 
         result = self._call("wait", request, protocol.WaitResult, reply_timeout_s=reply_s)
         if result.timed_out:
-            raise TimeoutError(f"jobs not final after {timeout_s} s")
+            raise StillRunning(f"jobs not final after {timeout_s} s")
         return result.jobs[0] if isinstance(job_ids, int) else result.jobs
 
     def watch(self, since: int | None = None) -> Iterator[protocol.Event]:

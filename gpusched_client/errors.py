@@ -81,6 +81,12 @@ class Denied(GpuschedError):
     code, exit_status = "denied", 77
 
 
+class StillRunning(GpuschedError, TimeoutError):
+    """`Client.wait` waited as long as it was told to. Never on the wire."""
+
+    code, exit_status = "limit", 75
+
+
 BY_CODE: dict[str, type[GpuschedError]] = {
     kind.code: kind
     for kind in (

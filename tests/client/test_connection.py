@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import gpusched_client
 from gpusched_client import Client, connection, job_request, paths
 from gpusched_client.errors import (
     Conflict,
@@ -21,6 +22,7 @@ from gpusched_client.errors import (
     Infeasible,
     Internal,
     Invalid,
+    StillRunning,
     TooLarge,
     Unavailable,
 )
@@ -119,8 +121,15 @@ def test_a_wait_goes_on_over_a_restart_of_the_daemon(serve: Serve) -> None:
 
 def test_a_wait_that_takes_too_long_is_a_timeout(serve: Serve) -> None:
     serve({"wait": lambda _: {"jobs": [{"job_id": 7, "state": "RUNNING"}], "timed_out": True}})
-    with Client() as c, pytest.raises(TimeoutError):
+    with Client() as c, pytest.raises(StillRunning) as caught:
         c.wait(7, timeout_s=0.1)
+    assert isinstance(caught.value, TimeoutError)
+    assert isinstance(caught.value, GpuschedError)
+
+
+def test_the_public_names_are_listed() -> None:
+    """Completion and help() find them though they are imported late."""
+    assert set(gpusched_client.__all__) <= set(dir(gpusched_client))
 
 
 def test_a_connection_that_was_closed_while_idle_is_opened_again_also_for_a_signal(
