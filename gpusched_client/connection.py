@@ -245,7 +245,7 @@ class Client:
     ) -> JobView | tuple[JobView, ...]:
         """Wait until the jobs are final; one view for one id, a tuple for several.
 
-        Raises StillRunning, a TimeoutError, after timeout_s. A restart of the daemon is waited through.
+        Raises StillRunning, a TimeoutError, after timeout_s. Outlasts a restart of the daemon.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         reply_s = None if timeout_s is None else timeout_s + self._timeout_s
