@@ -292,11 +292,11 @@ class Client:
     def gpus_release(self, reason: str) -> protocol.GpusResult:
         """Have the daemon let go of the driver; nothing is placed until gpus_resume. Admin only."""
         request = protocol.GpusReleaseRequest(reason)
-        return self._call("gpus_release", request, protocol.GpusReleaseResult)
+        return self._call("gpus_release", request, protocol.GpusResult)
 
     def gpus_resume(self) -> protocol.GpusResult:
         """Have the daemon open the driver again. Admin only."""
-        return self._call("gpus_resume", protocol.GpusResumeRequest(), protocol.GpusResumeResult)
+        return self._call("gpus_resume", protocol.GpusResumeRequest(), protocol.GpusResult)
 
     def usage(self) -> tuple[protocol.UsageView, ...]:
         """Decayed usage, share and fair-share factor of each user."""

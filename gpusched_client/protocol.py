@@ -679,16 +679,6 @@ class GpusResult(Response):
 
 
 @message
-class GpusReleaseResult(GpusResult):
-    """The GPUs, none of which takes a job now."""
-
-
-@message
-class GpusResumeResult(GpusResult):
-    """The GPUs that there are now."""
-
-
-@message
 class UsageView(Response):
     """One user's account: decayed GPU-seconds, shares, and F in 0..1."""
 
@@ -823,8 +813,8 @@ METHODS: dict[str, tuple[type[Request], type[Response]]] = {
     "drain": (DrainRequest, DrainResult),
     "resume": (ResumeRequest, ResumeResult),
     "reload": (ReloadRequest, ReloadResult),
-    "gpus_release": (GpusReleaseRequest, GpusReleaseResult),
-    "gpus_resume": (GpusResumeRequest, GpusResumeResult),
+    "gpus_release": (GpusReleaseRequest, GpusResult),
+    "gpus_resume": (GpusResumeRequest, GpusResult),
     "top": (TopRequest, TopResult),
     "status": (StatusRequest, StatusResult),
     "backup": (BackupRequest, BackupResult),

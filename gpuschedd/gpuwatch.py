@@ -58,6 +58,7 @@ COST_SHARE = 0.05  # of the time, at most, in the driver
 INTERVAL_FACTOR_MAX = 16
 LOOK_AGE_S = 1.0  # the last look before a launch is no older
 EVIDENCE_DEADLINE_S = 2.0  # a job's end waits no longer for the driver's figures
+REOPEN_DEADLINE_S = 30.0  # the answer to `resume` waits so long for the driver
 XID_BLAME_S = 30.0  # an Xid so long before a job's end may be its cause
 
 
@@ -101,6 +102,7 @@ class GpuWatch:
         self._strays: set[Violation] = set()
         self._xids: list[Xid] = []
         self._warned: frozenset[str] = frozenset()
+        self._reopens = False  # until the first sample after a release
         self.released: str | None = None  # why the driver is let go of
         self.problem: str | None = None
         self.first_sweep = asyncio.Event()
@@ -172,10 +174,12 @@ class GpuWatch:
 
     async def resume(self) -> None:
         """Open the driver again, with whatever GPUs and slices there are now."""
-        if self.released is not None:
-            self.released = None
-            await self._look_now()
-            self._poke.set()
+        if self.released is None:
+            return
+        self.released, self._reopens = None, True
+        looking = asyncio.ensure_future(self._sweep())
+        await asyncio.wait({looking}, timeout=REOPEN_DEADLINE_S)
+        self._poke.set()
 
     async def last_look(self, job: Job) -> str | None:
         """Why a placed job does not fit any more; a driver that is down for a moment stops none."""
@@ -259,12 +263,12 @@ class GpuWatch:
                 await self._poke.wait()
         except TimeoutError:
             return
+        self._poke.clear()
         if not worked:
             await asyncio.sleep(RETRY_S)
 
     async def _sweep(self) -> bool:
         """One sample; False when it failed."""
-        self._poke.clear()
         began_s = _boottime_s()
         try:
             sample = await self._source.sample(self._want())
@@ -276,6 +280,7 @@ class GpuWatch:
         if self.problem is not None:
             log.info("gpus_back")
             self.problem = None
+        self._reopens = False
         self._note_warnings(sample.warnings)
         processes = [process for r in sample.readings for process in r.processes or ()]
         if processes:
@@ -440,6 +445,8 @@ class GpuWatch:
     def _unread_text(self) -> str | None:
         if self.released is not None:
             return f"released by an admin: {self.released}"
+        if self._reopens:
+            return "the driver is being opened again"
         age_s = self.sample_age_s
         if self.problem is not None and age_s is not None and age_s > STALE_AFTER_S:
             return self.problem

@@ -23,11 +23,9 @@ from gpusched_client.protocol import (
     DrainRequest,
     DrainResult,
     GpusReleaseRequest,
-    GpusReleaseResult,
     GpusRequest,
     GpusResult,
     GpusResumeRequest,
-    GpusResumeResult,
     GpuView,
     Hello,
     HelloResult,
@@ -685,14 +683,14 @@ class Handlers:
         """No client of the driver is ours until gpus_resume: its GPUs can be reconfigured."""
         await self._note_gpus(caller, "gpus_release", "gpus_released", request.reason)
         await self._outlook.release_gpus(request.reason)
-        return GpusReleaseResult(gpus=tuple(self._gpu_views()))
+        return GpusResult(gpus=tuple(self._gpu_views()))
 
     async def _gpus_resume(
         self, _connection: Connection, caller: Caller, _request: GpusResumeRequest
     ) -> Response:
         await self._note_gpus(caller, "gpus_resume", "gpus_reopened", None)
         await self._outlook.reopen_gpus()
-        return GpusResumeResult(gpus=tuple(self._gpu_views()), problem=self._outlook.gpu_problem())
+        return GpusResult(gpus=tuple(self._gpu_views()), problem=self._outlook.gpu_problem())
 
     async def _note_gpus(self, caller: Caller, method: str, kind: str, reason: str | None) -> None:
         def act(batch: Batch) -> None:

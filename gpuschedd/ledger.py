@@ -268,7 +268,7 @@ class Ledger:
         known = peaks + _in_steps(count.ownerless)
         unexplained = 0
         if not info.coherent:
-            explained = sum(self._explained(holding, count) for holding in held)
+            explained = self._explained(reading, held, count)
             unexplained = _in_steps(reading.used_bytes - explained - known)
         foreign_bytes = known + unexplained
         loud = sum(foreign.peak for foreign in count.foreign if not foreign.is_quiet)
@@ -288,8 +288,22 @@ class Ledger:
             return None
         return self._foreign_since_s.setdefault(uuid, now_s)
 
-    def _explained(self, holding: Holding, count: _Count) -> int:
-        """How much of what is in use a job stands for: no more than it holds."""
+    def _explained(self, reading: GpuReading, held: Sequence[Holding], count: _Count) -> int:
+        """How much of what is in use our jobs stand for: no more than they hold together.
+
+        What was allocated since the processes were listed may be theirs as far as they hold more.
+        """
+        most = sum(holding.held_bytes for holding in held)
+        if reading.processes is None:
+            return most
+        listed = sum(self._explained_by(holding, count) for holding in held)
+        since = 0
+        if reading.used_bytes is not None and reading.listed_used_bytes is not None:
+            since = max(0, reading.used_bytes - reading.listed_used_bytes)
+        return min(most, listed + since)
+
+    @staticmethod
+    def _explained_by(holding: Holding, count: _Count) -> int:
         processes = count.own.get(holding.key, [])
         sizes = [process.used_bytes for process in processes]
         if None in sizes:

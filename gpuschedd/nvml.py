@@ -71,6 +71,7 @@ class Child:
         self._page_fd = os.memfd_create("gpuschedd-nvml", os.MFD_CLOEXEC)
         os.ftruncate(self._page_fd, PAGE_BYTES)
         self._page = mmap.mmap(self._page_fd, PAGE_BYTES)
+        PAGE.pack_into(self._page, 0, 0, -1, b"")  # no call about any GPU yet
         # Not from a thread: PDEATHSIG follows the thread that forks.
         self.process = subprocess.Popen(
             [
@@ -279,7 +280,7 @@ class NvmlGpus:
         """End the child: with it the last client of the driver that is ours."""
         async with self._lock:
             await self._end_child()
-            self._not_before_s = 0.0
+            self._not_before_s, self._opened_s = 0.0, -INIT_EVERY_S
 
     async def close(self) -> None:
         """End the child; nothing waits for one that hangs."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -42,6 +42,7 @@ def driver(tmp_path: Path, library: Path, monkeypatch: pytest.MonkeyPatch) -> Fa
 @pytest.fixture
 def gpus(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Source]]:
     """Opens sources over the driver, with short pauses; fields of the settings by name."""
+    assert driver.place.exists()
     monkeypatch.setattr(nvml, "INIT_EVERY_S", 0.0)
     monkeypatch.setattr(nvml, "BACKOFF_MIN_S", 0.05)
     monkeypatch.setattr(nvml, "ABSENT_RETRY_S", 0.0)
@@ -68,8 +69,9 @@ def daemon_over(tmp_path: Path) -> Iterator[Callable[..., DaemonProcess]]:
     """Starts daemons without --simulate over a driver; options as on the command line."""
     started: list[DaemonProcess] = []
 
-    def start(driver: FakeDriver, *options: str) -> DaemonProcess:
-        daemon = DaemonProcess(tmp_path / f"daemon{len(started)}", environment=driver.environment)
+    def start(driver: FakeDriver, *options: str, wrapper: Sequence[str] = ()) -> DaemonProcess:
+        place = tmp_path / f"daemon{len(started)}"
+        daemon = DaemonProcess(place, wrapper=wrapper, environment=driver.environment)
         daemon.options = ["--set", "scheduling.kill_grace=1.0", *options]
         started.append(daemon)
         return daemon.start()

@@ -23,7 +23,7 @@ from tests.support.gpus import Source
 Open = Callable[..., Source]
 
 
-def in_process(driver: FakeDriver, code: str) -> str:
+def in_process(code: str) -> str:
     """Run Python with the driver, the child's modules at hand; what it prints."""
     head = """
     import pynvml, ctypes
@@ -77,7 +77,6 @@ def test_an_old_driver_is_asked_by_its_own_names_4(
     assert reading.processes is not None
     assert [(p.pid, p.used_bytes) for p in reading.processes] == [(1, 700 * MIB)]
     said = in_process(
-        driver,
         """
         driver.open({"op": "open", "recount_every_s": 60.0})
         handle = library.call("nvmlDeviceGetHandleByIndex", 0)
@@ -102,8 +101,9 @@ def test_rows_that_grew_under_the_same_name_are_not_believed_5(
     assert {p.pid: p.used_bytes for p in processes} == {1: 700 * MIB, 2: 900 * MIB}
 
 
+@pytest.mark.usefixtures("driver")
 def test_another_module_called_pynvml_is_refused_by_name_6(
-    driver: FakeDriver, gpus: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gpus: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """nvidia-ml-py3 and pynvml install the same module name."""
     (tmp_path / "other").mkdir()
@@ -117,7 +117,6 @@ def test_peer_status_is_asked_with_plain_numbers_7(driver: FakeDriver) -> None:
     """The binding's constant for READ is a tuple: its ctypes error is caught like any other."""
     driver.gpu(1, **{**driver.gpus[0], "uuid": "GPU-other", "pci": "00000000:20:00.0"})
     said = in_process(
-        driver,
         """
         driver.open({"op": "open", "recount_every_s": 60.0})
         one, two = (library.call("nvmlDeviceGetHandleByIndex", i) for i in (0, 1))
@@ -144,10 +143,10 @@ def test_no_utilization_samples_is_no_error_8(
     assert sample.readings[0].process_utilization == {}
 
 
-def test_whether_a_handle_is_a_slice_is_a_ctypes_object_9(driver: FakeDriver) -> None:
+@pytest.mark.usefixtures("driver")
+def test_whether_a_handle_is_a_slice_is_a_ctypes_object_9() -> None:
     """We never ask: slices are known by how they were opened. The trap is still there."""
     said = in_process(
-        driver,
         """
         driver.open({"op": "open", "recount_every_s": 60.0})
         handle = library.call("nvmlDeviceGetHandleByIndex", 0)
@@ -191,10 +190,10 @@ def test_persistence_mode_off_is_warned_about_and_init_is_done_once_12(
     assert source.source._child.process.pid == child
 
 
-def test_an_unbalanced_init_is_undone_before_ours_13(driver: FakeDriver) -> None:
+@pytest.mark.usefixtures("driver")
+def test_an_unbalanced_init_is_undone_before_ours_13() -> None:
     """Else a later init would be a no-op with the old list of GPUs."""
     said = in_process(
-        driver,
         """
         for _ in range(3):
             library.call("nvmlInit")
@@ -226,7 +225,8 @@ def wait_for_backoff(source: Source) -> None:
     nvml._not_before_s = 0.0
 
 
-def test_one_thread_calls_the_driver_and_shuts_it_down_15(driver: FakeDriver, gpus: Open) -> None:
+@pytest.mark.usefixtures("driver")
+def test_one_thread_calls_the_driver_and_shuts_it_down_15(gpus: Open) -> None:
     """Events are taken by the sweep itself; no destructor runs beside a call."""
     source = gpus()
     source.sample()

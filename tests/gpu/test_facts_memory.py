@@ -51,7 +51,7 @@ def test_an_old_drivers_reserve_is_found_on_an_idle_gpu_26(
 def test_a_process_without_a_figure_is_never_zero_27(
     driver: FakeDriver, gpus: Open, judge: Judge
 ) -> None:
-    """All ones from the driver: by difference where the job is alone, else it stands for its share."""
+    """All ones: by difference where the job is alone, else it stands for what it holds."""
     driver.process(0, os.getpid(), -1)
     driver.gpu(0, ownerless=9 * GIB)
     source = gpus()
@@ -125,7 +125,7 @@ def test_memory_that_cannot_be_read_is_not_free_and_does_not_wait_for_ever_29(
 def test_a_page_cache_on_coherent_memory_is_not_in_use_30(
     driver: FakeDriver, gpus: Open, judge: Judge
 ) -> None:
-    """Grace Hopper: the GPU's memory is a node of the host's; processes count, the rest does not."""
+    """Grace Hopper: the memory is a node of the host; only processes count."""
     driver.gpu(0, name="NVIDIA GH200", numa=1, ownerless=30 * GIB)
     driver.process(0, 1, 2 * GIB)
     source = gpus()

@@ -30,7 +30,8 @@ def sliced(driver: FakeDriver) -> FakeDriver:
     return driver
 
 
-def test_what_slices_do_not_have_is_none_and_not_zero_46(sliced: FakeDriver, gpus: Open) -> None:
+@pytest.mark.usefixtures("sliced")
+def test_what_slices_do_not_have_is_none_and_not_zero_46(gpus: Open) -> None:
     """No utilisation, no accounts, no power of their own."""
     source = gpus()
     uuids = frozenset(gpu.uuid for gpu in source.sample().inventory)
@@ -55,9 +56,8 @@ def test_a_slices_processes_are_told_apart_by_instance_47(
     assert reading.used_bytes == 3 * GIB
 
 
-def test_slices_are_gpus_of_their_own_and_their_parent_is_none_48(
-    sliced: FakeDriver, gpus: Open, judge: Judge
-) -> None:
+@pytest.mark.usefixtures("sliced")
+def test_slices_are_gpus_of_their_own_and_their_parent_is_none_48(gpus: Open, judge: Judge) -> None:
     """Holes in the numbering are normal."""
     sample = gpus().sample()
     assert [(gpu.index, gpu.uuid) for gpu in sample.inventory] == [
@@ -81,9 +81,8 @@ def test_a_parent_without_slices_takes_nothing_48(
     assert "has no slices" in gpu.state_text
 
 
-def test_one_job_gets_one_slice_and_is_told_why_at_submit_49(
-    sliced: FakeDriver, gpus: Open, judge: Judge
-) -> None:
+@pytest.mark.usefixtures("sliced")
+def test_one_job_gets_one_slice_and_is_told_why_at_submit_49(gpus: Open, judge: Judge) -> None:
     """A process can use one slice only."""
     facts = judge.facts(gpus().sample())
     inventory = admission.seen(Inventory(), facts.gpus)
@@ -94,9 +93,8 @@ def test_one_job_gets_one_slice_and_is_told_why_at_submit_49(
     assert admission.admit(Request(vram_bytes=8 * GIB), inventory, Policy()).note is None
 
 
-def test_a_slices_device_nodes_are_those_of_its_instances_50(
-    sliced: FakeDriver, gpus: Open, tmp_path: Path
-) -> None:
+@pytest.mark.usefixtures("sliced")
+def test_a_slices_device_nodes_are_those_of_its_instances_50(gpus: Open, tmp_path: Path) -> None:
     """Its parent's node and two capabilities, by the numbers that the driver lists."""
     caps = tmp_path / "proc" / "driver/nvidia-caps"
     caps.mkdir(parents=True)

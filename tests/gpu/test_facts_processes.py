@@ -32,8 +32,10 @@ def ticks(pid: int = SELF) -> int:
     return found
 
 
+@pytest.mark.usefixtures("judge")
 def test_a_process_that_computes_and_draws_is_counted_once_34(
-    driver: FakeDriver, gpus: Open, judge: Judge
+    driver: FakeDriver,
+    gpus: Open,
 ) -> None:
     """It is in both lists, with one memory."""
     driver.process(0, SELF, 3 * GIB, "C")
@@ -215,7 +217,8 @@ async def _sweeps_until_listed(source: Source, most: int) -> bool:
     return False
 
 
-def test_utilization_is_averaged_over_the_jobs_time_42(judge: Judge) -> None:
+@pytest.mark.usefixtures("judge")
+def test_utilization_is_averaged_over_the_jobs_time_42() -> None:
     """One reading is a sixth of a second; only the average says something."""
     from gpuschedd.gpus import GpuReading
 

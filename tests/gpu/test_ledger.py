@@ -1,0 +1,86 @@
+"""Headroom by numbers: promised against seen, without a driver."""
+
+from __future__ import annotations
+
+from gpusched_client.terms import GpuUuid
+from gpuschedd.gpus import GpuInfo, GpuProcess, GpuReading, Sample
+from tests.support.gpus import GIB, MIB, Judge, headroom, held, key
+
+UUID = GpuUuid("GPU-1")
+CARD = GpuInfo(uuid=UUID, index=0, minor=0, model="m", total_bytes=48 * GIB)
+
+
+def sample(
+    used: int,
+    *processes: tuple[int, int | None],
+    listed_used: int | None = None,
+    taken_s: float = 1.0,
+    listed: bool = True,
+) -> Sample:
+    """One GPU with (pid, bytes) on it."""
+    rows = tuple(GpuProcess(pid, 1, size) for pid, size in processes)
+    reading = GpuReading(
+        UUID,
+        used,
+        48 * GIB - used,
+        processes=rows if listed else None,
+        listed_used_bytes=(used if listed_used is None else listed_used) if listed else None,
+    )
+    return Sample(taken_s, (CARD,), (reading,))
+
+
+def test_a_job_that_has_not_allocated_yet_holds_what_it_declared(judge: Judge) -> None:
+    """The larger of promised and seen."""
+    gpu = judge.gpu(sample(0), holdings={UUID: [held(1, 10 * GIB)]})
+    assert headroom(gpu, 10 * GIB) == 38 * GIB
+
+
+def test_use_within_the_promise_is_not_counted_twice(judge: Judge) -> None:
+    """8 of 10 GiB."""
+    judge.owners[7] = key(1)
+    gpu = judge.gpu(sample(8 * GIB, (7, 8 * GIB)), holdings={UUID: [held(1, 10 * GIB)]})
+    assert (gpu.foreign_bytes, headroom(gpu, 10 * GIB)) == (0, 38 * GIB)
+
+
+def test_use_above_the_promise_is_in_use(judge: Judge) -> None:
+    """12 GiB where 10 are held: until more is held, the rest is nobody's to give."""
+    judge.owners[7] = key(1)
+    gpu = judge.gpu(sample(12 * GIB, (7, 12 * GIB)), holdings={UUID: [held(1, 10 * GIB)]})
+    assert headroom(gpu, 10 * GIB) == 36 * GIB
+
+
+def test_growth_since_the_list_is_our_jobs_as_far_as_they_hold_more(judge: Judge) -> None:
+    """Memory is looked at more often than processes are."""
+    judge.owners[7] = key(1)
+    holdings = {UUID: [held(1, 10 * GIB)]}
+    grown = judge.gpu(sample(9 * GIB, (7, 1 * GIB), listed_used=GIB), holdings=holdings)
+    assert (grown.foreign_bytes, headroom(grown, 10 * GIB)) == (0, 38 * GIB)
+    beyond = judge.gpu(sample(30 * GIB, (7, 1 * GIB), listed_used=GIB), holdings=holdings)
+    assert headroom(beyond, 10 * GIB) == 18 * GIB
+
+
+def test_growth_on_a_gpu_without_jobs_is_foreign_at_once(judge: Judge) -> None:
+    """Before anybody knows whose it is."""
+    gpu = judge.gpu(sample(9 * GIB, listed_used=0))
+    assert (gpu.foreign_bytes, gpu.whole_idle) == (9 * GIB, False)
+
+
+def test_processes_that_cannot_be_listed_leave_what_is_free(judge: Judge) -> None:
+    """Jobs stand for what they hold; the rest in use is foreign."""
+    holdings = {UUID: [held(1, 10 * GIB)]}
+    gpu = judge.gpu(sample(14 * GIB, listed=False), holdings=holdings)
+    assert headroom(gpu, 10 * GIB) == 34 * GIB
+
+
+def test_a_small_stranger_below_the_threshold_leaves_a_gpu_idle(judge: Judge) -> None:
+    """Below 200 MiB, not at it."""
+    assert judge.gpu(sample(199 * MIB, (9, 199 * MIB))).whole_idle
+    assert not Judge().gpu(sample(200 * MIB, (9, 200 * MIB))).whole_idle
+
+
+def test_a_failed_list_forgets_no_foreign_peak(judge: Judge) -> None:
+    """It may come back to it."""
+    judge.gpu(sample(20 * GIB, (9, 20 * GIB)))
+    faulty = Sample(2.0, (CARD,), (GpuReading(UUID, None, None, fault="unread"),))
+    assert judge.gpu(faulty).state == "unread"
+    assert judge.gpu(sample(GIB, (9, GIB), taken_s=3.0)).foreign_bytes == 22 * GIB
