@@ -97,17 +97,21 @@ def _csv_job(row: dict[str, str | None]) -> TraceJob:
 
 
 def _number(text: str | None) -> float:
-    value = float(text or "")
+    try:
+        value = float(text or "")
+    except ValueError:
+        value = -1.0
     if not 0 <= value < 1e15:
-        raise ValueError(f"{text} is not a time in seconds")
+        raise ValueError(f"{text!r} is not a time in seconds")
     return value
 
 
 def _count(text: str | None) -> int:
-    value = int(text or "")
-    if value < 1:
+    if text is None or not text.strip().isdecimal():
+        raise ValueError(f"{text!r} is no number of GPUs")
+    if int(text) < 1:
         raise ValueError(f"{text} GPUs; a job needs at least 1")
-    return value
+    return int(text)
 
 
 def _read_swf(lines: TextIO) -> Workload:
