@@ -143,7 +143,10 @@ def test_wrong_options_say_how_to_write_them(
     [
         ("job_id,user\n1,a\n", "no column submit_s, gpus, run_s"),
         ("job_id,user,submit_s,gpus,run_s\n1,a,0,0,5\n", "line 2: 0 GPUs"),
-        ("job_id,user,submit_s,gpus,run_s\n1,a,nan,1,5\n", "line 2: 'nan' is not a time in seconds"),
+        (
+            "job_id,user,submit_s,gpus,run_s\n1,a,nan,1,5\n",
+            "line 2: 'nan' is not a time in seconds",
+        ),
         ("job_id,user,submit_s,gpus,run_s\n1,a,x,1,5\n", "line 2: 'x' is not a time in seconds"),
         ("job_id,user,submit_s,gpus,run_s\n1,a,0,1.5,5\n", "line 2: '1.5' is no number of GPUs"),
     ],
