@@ -6,8 +6,9 @@ Authorises, asks the controller or the books, and builds the response. Knows no 
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import islice
@@ -64,23 +65,27 @@ from gpuschedd.accounts import Accounts, is_system_account
 from gpuschedd.advice import warnings_for as advice_for
 from gpuschedd.audience import WATCHERS_MAX, Audience, Watcher
 from gpuschedd.backup import Backups
+from gpuschedd.budget import Budget
 from gpuschedd.controller import Controller
 from gpuschedd.core import forecast
 from gpuschedd.core.fairshare import share_of
 from gpuschedd.core.lifecycle import Job
-from gpuschedd.core.model import ExpectedStart, GpuState, Plan
+from gpuschedd.core.model import ExpectedStart, GpuState, Plan, Policy, Snapshot
 from gpuschedd.core.plan import plan as make_plan
 from gpuschedd.core.plan import reason_of
 from gpuschedd.core.priority import queue_order
 from gpuschedd.orders import Caller
 from gpuschedd.peaks import GpuUse
 from gpuschedd.peer import Peer, in_group, user_name
+from gpuschedd.reads import Reads
 from gpuschedd.state import Batch
 from gpuschedd.status import Status
 from gpuschedd.store import AuditRow, Event, History
 
 DENIALS_AN_HOUR_MAX = 100  # audit rows of denials per uid and hour; the rest is only counted
 EXPECTED_FIRST = 200
+WALK_REST = 20.0  # times as long as it took, before the next
+VIEWS_AT_ONCE = 10  # a few tenths of a millisecond
 CALLER_KEPT_S = 5.0  # an account that changes hands is another's after this
 WAITS_PER_UID_MAX = 1_000
 
@@ -170,15 +175,16 @@ class Handlers:
         audience: Audience,
         outlook: Outlook,
         accounts: Accounts,
+        budget: Budget,
     ) -> None:
         self._accounts = accounts
+        self._budget = budget
         self._controller = controller
-        self._history = history
         self._audience = audience
         self._outlook = outlook
-        self._readers = ThreadPoolExecutor(1, thread_name_prefix="history")
+        self._reads = Reads(history)
         self._callers: dict[int, asyncio.Future[Caller]] = {}
-        self._expected: tuple[Plan | None, dict[JobId, ExpectedStart]] = (None, {})
+        self._walk: _Walk | None = None
         self._denials: dict[tuple[int, int], int] = {}
         self._waits: dict[int, int] = {}
         self._table: dict[type[Request], Callable[..., Awaitable[Response]]] = {
@@ -221,8 +227,7 @@ class Handlers:
 
     def close(self) -> None:
         """End the reader thread and its connection."""
-        self._readers.shutdown(wait=True)
-        self._history.close()
+        self._reads.close()
 
     # --- who ----------------------------------------------------------------------------------
 
@@ -295,10 +300,8 @@ class Handlers:
     def _hides(self, caller: Caller, job: Job) -> bool:
         return self._controller.state.config.private and not caller.may_change(job)
 
-    async def _read(self, work: Callable[[History], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(
-            self._readers, lambda: work(self._history)
-        )
+    async def _read(self, caller: Caller, work: Callable[[History], T]) -> T:
+        return await self._reads.ask(caller.uid, work)
 
     # --- methods ------------------------------------------------------------------------------
 
@@ -320,7 +323,7 @@ class Handlers:
         earlier = None
         state, key = self._controller.state, (caller.uid, request.submission_id or "")
         if request.submission_id and state.submissions_forgotten and key not in state.submissions:
-            earlier = await self._read(lambda history: history.submission(*key))
+            earlier = await self._read(caller, lambda history: history.submission(*key))
         result: SubmitResult = await self._controller.ask(
             lambda batch: orders.submit(batch, caller, request, earlier)
         )
@@ -369,7 +372,9 @@ class Handlers:
         if request.ended_within_s is not None:
             since_s = self._controller.clock.wall_s() - request.ended_within_s
         names, uids = _names_and_uids(request.users)
+        await self._budget.turn(caller.uid, request.limit)
         jobs, total = await self._read(
+            caller,
             lambda history: history.jobs(
                 ids=None if request.ids is None else [JobId(job_id) for job_id in request.ids],
                 uids=uids,
@@ -379,40 +384,45 @@ class Handlers:
                 ended_since_s=since_s,
                 before_id=None if request.before_id is None else JobId(request.before_id),
                 limit=request.limit,
-            )
+            ),
         )
-        return JobsResult(jobs=self._views(caller, jobs), total=total)
+        return JobsResult(jobs=await self._views(caller, jobs), total=total)
 
-    def _views(self, caller: Caller, jobs: Iterable[Job]) -> tuple[JobView, ...]:
+    async def _views(self, caller: Caller, jobs: Iterable[Job]) -> tuple[JobView, ...]:
+        """As the caller may see them. Others have their turns in between."""
         state, clock = self._controller.state, self._controller.clock
-        expected = self._expected_starts()
-        return tuple(
-            views.job_view(
-                state,
-                clock,
-                state.jobs.get(job.job_id, job),
-                expected,
-                hidden=self._hides(caller, job),
-            )
-            for job in jobs
-        )
+        jobs = tuple(jobs)
+        waits = any(job.state is JobState.PENDING for job in jobs)
+        expected = await self._expected_starts() if waits else {}
+        shown = []
+        for number, job in enumerate(jobs, start=1):
+            present = state.jobs.get(job.job_id, job)
+            hidden = self._hides(caller, job)
+            shown.append(views.job_view(state, clock, present, expected, hidden=hidden))
+            if number % VIEWS_AT_ONCE == 0:
+                await self._budget.rest(caller.uid)
+        return tuple(shown)
 
-    def _expected_starts(self) -> dict[JobId, ExpectedStart]:
-        """The separate walk, once per pass and only when somebody looks."""
+    async def _expected_starts(self) -> dict[JobId, ExpectedStart]:
+        """The separate walk: only when somebody looks, for the newest pass, and beside the loop.
+
+        One that takes long is kept a while over newer passes, so that lookers cannot have all of
+        the daemon's time.
+        """
         made = self._controller.state.plan
         if made is None:
             return {}
-        if self._expected[0] is not made:
-            walked = forecast.expected_starts(
-                self._controller.snapshot(), self._controller.state.policy, EXPECTED_FIRST
-            )
-            self._expected = (made, {entry.job_id: entry for entry in walked})
-        return self._expected[1]
+        walk = self._walk
+        if walk is None or (walk.made is not made and time.monotonic() >= walk.kept_until_s):
+            walk = self._walk = _Walk(made)
+            walk.begin(self._controller.snapshot(), self._controller.state.policy)
+        return await asyncio.shield(walk.found)
 
     async def _queue(
         self, _connection: Connection, caller: Caller, request: QueueRequest
     ) -> Response:
         state = self._controller.state
+        await self._budget.turn(caller.uid, request.limit)
         rows = self._in_order()
         begin = 0
         if request.after is not None:
@@ -421,7 +431,7 @@ class Handlers:
                 if job.job_id == request.after:
                     break
         page = list(islice(rows, request.limit))
-        shown = self._views(caller, [job for job, _ in page])
+        shown = await self._views(caller, [job for job, _ in page])
         return QueueResult(
             jobs=tuple(
                 replace(view, queue_position=begin + place + 1, priority=priority)
@@ -443,17 +453,18 @@ class Handlers:
 
     async def _job(self, _connection: Connection, caller: Caller, request: JobQuery) -> Response:
         job_id = JobId(request.job_id)
-        job = await self._find(job_id)
-        (view,) = self._views(caller, [job])
+        job = await self._find(caller, job_id)
+        (view,) = await self._views(caller, [job])
         if not caller.may_change(job):
             return view
         payload, events, promise, uses = await self._read(
+            caller,
             lambda history: (
                 history.payload(job_id),
                 history.events(job_id),
                 history.promise_of(job_id),
                 history.gpu_uses(job_id),
-            )
+            ),
         )
         view = views.with_request(view, payload)
         state = self._controller.state
@@ -478,10 +489,10 @@ class Handlers:
         )
         return replace(view, explanations=tuple(f"would start now {entry.text}" for entry in found))
 
-    async def _find(self, job_id: JobId) -> Job:
+    async def _find(self, caller: Caller, job_id: JobId) -> Job:
         job = self._controller.state.jobs.get(job_id)
         if job is None:
-            job = await self._read(lambda history: history.job(job_id))
+            job = await self._read(caller, lambda history: history.job(job_id))
         if job is None:
             raise NotFound(f"there is no job {job_id}", {"job_id": job_id})
         return job
@@ -518,7 +529,7 @@ class Handlers:
         missed = [JobId(entry.job_id) for entry in outcomes if entry.code == NotFound.code]
         if not missed:
             return outcomes
-        jobs, _ = await self._read(lambda history: history.jobs(ids=missed))
+        jobs, _ = await self._read(caller, lambda history: history.jobs(ids=missed))
         found = {job.job_id: job for job in jobs}
 
         def outcome_of(entry: protocol.Outcome) -> protocol.Outcome:
@@ -560,7 +571,7 @@ class Handlers:
     ) -> Response:
         job_ids = [JobId(job_id) for job_id in request.job_ids]
         for job_id in job_ids:
-            await self._find(job_id)
+            await self._find(caller, job_id)
         if self._waits.get(caller.uid, 0) >= WAITS_PER_UID_MAX:
             raise LimitReached(f"{WAITS_PER_UID_MAX} waits are open already; that is the limit")
         self._waits[caller.uid] = self._waits.get(caller.uid, 0) + 1
@@ -570,8 +581,8 @@ class Handlers:
             )
         finally:
             self._waits[caller.uid] -= 1
-        jobs = [await self._find(job_id) for job_id in job_ids]
-        return WaitResult(jobs=self._views(caller, jobs), timed_out=not done)
+        jobs = [await self._find(caller, job_id) for job_id in job_ids]
+        return WaitResult(jobs=await self._views(caller, jobs), timed_out=not done)
 
     async def _watch(
         self, connection: Connection, caller: Caller, request: WatchRequest
@@ -591,7 +602,7 @@ class Handlers:
         if request.since is not None and request.since < last:
             since = request.since
             watcher.hold()
-            missed = await self._read(lambda history: history.events_since(since, last))
+            missed = await self._read(caller, lambda history: history.events_since(since, last))
             asyncio.get_running_loop().call_soon(watcher.release, missed)
         return WatchResult(last_event_id=last)
 
@@ -645,10 +656,10 @@ class Handlers:
         return UsageResult(users=tuple(users[:10_000]))
 
     async def _stats(
-        self, _connection: Connection, _caller: Caller, _request: StatsRequest
+        self, _connection: Connection, caller: Caller, _request: StatsRequest
     ) -> Response:
         states, promises = await self._read(
-            lambda history: (history.state_counts(), history.promise_outcomes())
+            caller, lambda history: (history.state_counts(), history.promise_outcomes())
         )
         state = self._controller.state
         counters: dict[str, Any] = dict(self._controller.counters)
@@ -768,6 +779,25 @@ class Handlers:
         if request.backup_id is None:
             self._audit_done(caller, "backup", f"{result.size_bytes} bytes")
         return result
+
+
+class _Walk:
+    """Expected starts as of one pass, and how long they are good enough."""
+
+    def __init__(self, made: Plan) -> None:
+        self.made = made
+        self.kept_until_s = math.inf  # while it is under way
+
+    def begin(self, snapshot: Snapshot, policy: Policy) -> None:
+        """Walk in a thread."""
+        self.found = asyncio.ensure_future(asyncio.to_thread(self._take, snapshot, policy))
+
+    def _take(self, snapshot: Snapshot, policy: Policy) -> dict[JobId, ExpectedStart]:
+        began_s = time.monotonic()
+        walked = forecast.expected_starts(snapshot, policy, EXPECTED_FIRST)
+        ended_s = time.monotonic()
+        self.kept_until_s = ended_s + WALK_REST * (ended_s - began_s)
+        return {entry.job_id: entry for entry in walked}
 
 
 def _names_and_uids(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -24,6 +25,7 @@ from gpuschedd.actions import Actions, Surroundings
 from gpuschedd.attribution import Attribution
 from gpuschedd.audience import Audience
 from gpuschedd.backup import Backups
+from gpuschedd.budget import Budget
 from gpuschedd.clock import Clock, SchedulerClock, SystemClock
 from gpuschedd.controller import Controller
 from gpuschedd.core import fairshare
@@ -47,6 +49,8 @@ EX_TEMPFAIL = 75  # another daemon runs here
 EX_CONFIG = 78  # a restart does not help: configuration, database, places
 EX_IOERR = 74
 PRUNE_EVERY_S = 6 * 3600.0
+THREAD_TURN_S = 0.001
+COLLECTOR = (50_000, 20, 100)
 ACCOUNTS_EVERY_S = 60.0
 FIRST_SWEEP_S = 60.0  # READY=1 does not wait longer than this for the first look at the GPUs
 SYSTEM_DEFAULT_LIMIT_S, SYSTEM_MAX_LIMIT_S = 86_400.0, 7 * 86_400.0
@@ -139,17 +143,23 @@ class Daemon:
             same_boot=self._same_boot,
         )
         self.watch.meter.resume(self._uses_before)
+        self.budget = Budget(self.settings.limits.requests_per_second, is_shared=options.is_system)
         self.audience = Audience()
         self.controller.on_commit.append(self.audience.after_commit)
         self.controller.on_commit.append(log_events)
         self.handlers = Handlers(
-            self.controller, History(store.path), self.audience, self._outlook(), self.accounts
+            self.controller,
+            History(store.path),
+            self.audience,
+            self._outlook(),
+            self.accounts,
+            self.budget,
         )
         self.server = Server(
             self.handlers,
             connections_per_uid=self.settings.limits.connections,
             connections_all=self.settings.limits.connections_all,
-            requests_per_second=self.settings.limits.requests_per_second,
+            budget=self.budget,
             only_uid=None if options.is_system else os.getuid(),
         )
         self.around = around
@@ -294,7 +304,7 @@ class Daemon:
         self.handlers.forget_callers()
         self.server.connections_per_uid = fresh.limits.connections
         self.server.connections_all = fresh.limits.connections_all
-        self.server.requests_per_second = fresh.limits.requests_per_second
+        self.budget.per_second = fresh.limits.requests_per_second
         self.watch.reconfigure()
         log.info("reloaded changed=%s", ",".join(changed))
         return tuple(
@@ -405,6 +415,11 @@ def _set_up_logging() -> None:
 def _run(options: Options) -> int:
     """Everything after the command line; the exit status."""
     _set_up_logging()
+    # Threads read the books and look ahead; the loop must not wait long for its turn. Nor for the
+    # collector: with ten thousand jobs in memory each full collection takes a tenth of a second,
+    # and what we drop is hardly ever a cycle.
+    sys.setswitchinterval(THREAD_TURN_S)
+    gc.set_threshold(*COLLECTOR)
     try:
         settings = read_config(options)
         check_launch(options)

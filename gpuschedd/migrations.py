@@ -82,6 +82,7 @@ _FIRST_TABLES = (
         age_crc INTEGER)""",
     "CREATE INDEX job_live ON job (final) WHERE final = 0",
     "CREATE INDEX job_of_user ON job (uid, job_id)",
+    "CREATE INDEX job_of_name ON job (user, job_id)",
     "CREATE INDEX job_ended ON job (ended_at_s) WHERE final = 1",
     """CREATE TABLE payload (
         job_id INTEGER PRIMARY KEY REFERENCES job (job_id),

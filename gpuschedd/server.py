@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from gpusched_client import framing, protocol
@@ -22,6 +22,7 @@ from gpusched_client.errors import (
     LimitReached,
     Unavailable,
 )
+from gpuschedd.budget import Budget, cost_of
 from gpuschedd.handlers import Handlers
 from gpuschedd.peer import Peer, peer_of
 
@@ -34,9 +35,11 @@ UNSENT_BYTES_MAX = 4 * 2**20
 OPEN_REQUESTS_MAX = 64  # of one connection; then it is not read until some are answered
 KEPT_FOR_ROOT = 16  # connections that only root may take
 BACKLOG = 1_024
-ACCEPT_AT_ONCE = 16  # then those who are connected have their turn
-ROWS_A_REQUEST = 25  # of a reply: so many cost as much as one more request
-BUCKETS_MAX = 10_000
+LASTING = frozenset({"wait", "watch"})  # open for long, and no work meanwhile
+REFUSALS_MAX = 1_000
+ACCEPT_PAUSE_S = 0.1  # after no descriptor was left
+ACCEPT_AT_ONCE = 8  # then those who are connected have their turn
+OPEN_PER_UID_MAX = 16  # requests of one user that are being answered; those that wait are not
 
 
 class Server:
@@ -48,53 +51,102 @@ class Server:
         *,
         connections_per_uid: int,
         connections_all: int,
-        requests_per_second: float = float("inf"),
+        budget: Budget,
         only_uid: int | None = None,
     ) -> None:
         """`only_uid`: nobody else may use this daemon (user mode)."""
-        self.requests_per_second = requests_per_second
-        self._buckets: dict[int, _Bucket] = {}
+        self.budget = budget
+        self.answering: Counter[int] = Counter()  # uid -> requests that are being answered
+        self.blocked: dict[int, set[ServerConnection]] = {}  # uid -> those who wait for room
         self.handlers = handlers
         self.connections_per_uid = connections_per_uid
         self.connections_all = connections_all
         self.only_uid = only_uid
         self.counts: Counter[int] = Counter()
         self.open: set[ServerConnection] = set()
-        self._listening: asyncio.Server | None = None
+        self._listening: socket.socket | None = None
+        self._arriving: set[asyncio.Future[Any]] = set()
+        self._refusals: dict[str, bytes] = {}
 
     async def listen(self, listening: socket.socket) -> None:
         """Serve a bound socket."""
-        loop = asyncio.get_running_loop()
-        # Not create_unix_server: newer ones remove the socket at the end, which is not ours when
-        # it was passed to us. Its backlog is how many are accepted in one turn.
-        self._listening = await loop.create_server(
-            lambda: ServerConnection(self), sock=listening, backlog=ACCEPT_AT_ONCE
-        )
         listening.listen(BACKLOG)
+        listening.setblocking(False)
+        self._listening = listening
+        asyncio.get_running_loop().add_reader(listening, self._accept, listening)
+
+    def _accept(self, listening: socket.socket) -> None:
+        """Some of those who wait. Who is refused costs no more than a look at the credentials."""
+        for _ in range(ACCEPT_AT_ONCE):
+            try:
+                accepted, _address = listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:  # no descriptor is left; those who wait go on waiting
+                log.warning("accept_failed error=%s", error)
+                self._pause_accepting(listening)
+                return
+            self._take(accepted)
+
+    def _pause_accepting(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(listening)
+
+        def go_on() -> None:
+            if self._listening is not None:
+                loop.add_reader(listening, self._accept, listening)
+
+        loop.call_later(ACCEPT_PAUSE_S, go_on)
+
+    def _take(self, accepted: socket.socket) -> None:
+        accepted.setblocking(False)
+        try:
+            peer = peer_of(accepted)
+            self._admit(peer)
+        except GpuschedError as refusal:
+            with suppress(OSError):
+                accepted.send(self._refusal(refusal))
+            accepted.close()
+            return
+        self.counts[peer.uid] += 1
+        loop = asyncio.get_running_loop()
+        task = asyncio.ensure_future(
+            loop.connect_accepted_socket(lambda: ServerConnection(self, peer), accepted)
+        )
+        self._arriving.add(task)
+        task.add_done_callback(self._arriving.discard)
+
+    def _refusal(self, refusal: GpuschedError) -> bytes:
+        """The message that refuses a connection; a flood gets the same one again and again."""
+        known = self._refusals.get(refusal.message)
+        if known is None:
+            if len(self._refusals) >= REFUSALS_MAX:
+                self._refusals.clear()
+            known = self._refusals[refusal.message] = framing.encode_error(None, refusal)
+        return known
 
     async def close(self) -> None:
         """Accept no more and close what is open."""
         if self._listening is not None:
+            asyncio.get_running_loop().remove_reader(self._listening)
             self._listening.close()
+            self._listening = None
         for connection in tuple(self.open):
             connection.close()
 
-    def pay(self, uid: int, cost: float) -> float:
-        """Charge a uid for requests; how long it has to wait now, 0.0 where it need not.
+    def begin(self, uid: int) -> None:
+        """One more request of this user is being answered."""
+        self.answering[uid] += 1
 
-        root waits for nobody, nor does the one user of a daemon in user mode.
-        """
-        rate = self.requests_per_second
-        if uid == 0 or self.only_uid is not None:
-            return 0.0
-        bucket = self._buckets.get(uid)
-        if bucket is None:
-            if len(self._buckets) >= BUCKETS_MAX:
-                self._buckets.clear()
-            bucket = self._buckets[uid] = _Bucket(rate)
-        return bucket.pay(cost, rate)
+    def end(self, uid: int) -> None:
+        """One less: those of the user's connections that wait for room may go on."""
+        self.answering[uid] -= 1
+        if self.answering[uid] <= 0:
+            del self.answering[uid]
+        for connection in self.blocked.pop(uid, ()):
+            connection.go_on()
 
-    def admit(self, peer: Peer) -> None:
+    def _admit(self, peer: Peer) -> None:
         """Raise where this peer may not have one more connection."""
         if self.only_uid is not None and peer.uid != self.only_uid:
             raise Denied(
@@ -115,30 +167,15 @@ class Server:
             )
 
 
-class _Bucket:
-    """What one uid may still ask: a second's worth at once, and so much again each second."""
-
-    __slots__ = ("_at_s", "_left")
-
-    def __init__(self, rate: float) -> None:
-        self._left, self._at_s = rate, time.monotonic()
-
-    def pay(self, cost: float, rate: float) -> float:
-        """Seconds until something is left."""
-        now_s = time.monotonic()
-        self._left = min(rate, self._left + (now_s - self._at_s) * rate) - cost
-        self._at_s = now_s
-        return max(0.0, -self._left / rate)
-
-
 class ServerConnection(asyncio.Protocol):
     """One client. Satisfies handlers.Connection."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, peer: Peer) -> None:
+        """`peer`: who the kernel says is at the other end; counted already."""
         self._server = server
+        self.peer = peer
         self._decoder = framing.Decoder(framing.REQUEST_LIMITS)
         self._transport: asyncio.Transport | None = None
-        self._peer: Peer | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._close_callbacks: list[Callable[[], None]] = []
@@ -148,28 +185,12 @@ class ServerConnection(asyncio.Protocol):
         self._waiting: list[framing.Incoming] = []
         self._not_before: asyncio.TimerHandle | None = None  # its user asks too much
 
-    @property
-    def peer(self) -> Peer:
-        """Who the kernel says is at the other end."""
-        assert self._peer is not None
-        return self._peer
-
     # --- asyncio.Protocol ---------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Ask the kernel who it is, once, and count it."""
+        """From here on it is served."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        connected = transport.get_extra_info("socket")
-        try:
-            peer = peer_of(connected)
-            self._server.admit(peer)
-        except GpuschedError as refusal:
-            transport.write(framing.encode_error(None, refusal))
-            transport.close()
-            return
-        self._peer = peer
-        self._server.counts[peer.uid] += 1
         self._server.open.add(self)
         self._rearm()
 
@@ -181,17 +202,18 @@ class ServerConnection(asyncio.Protocol):
                 timer.cancel()
         for task in tuple(self._tasks):
             task.cancel()
-        if self._peer is not None:
-            self._server.open.discard(self)
-            self._server.counts[self._peer.uid] -= 1
-            if self._server.counts[self._peer.uid] <= 0:
-                del self._server.counts[self._peer.uid]
+        uid = self.peer.uid
+        self._server.open.discard(self)
+        self._server.blocked.get(uid, set()).discard(self)
+        self._server.counts[uid] -= 1
+        if self._server.counts[uid] <= 0:
+            del self._server.counts[uid]
         for callback in self._close_callbacks:
             callback()
 
     def data_received(self, data: bytes) -> None:
         """Decode and take what is whole."""
-        if self._peer is None or self._is_dead:
+        if self._is_dead:
             return
         began_mid_message = self._decoder.is_mid_message
         self._waiting += self._decoder.feed(data)
@@ -211,10 +233,6 @@ class ServerConnection(asyncio.Protocol):
     def _take_waiting(self) -> None:
         """Take decoded requests in order, as far as the limits on open ones and on the rate go."""
         while self._may_take():
-            delay_s = self._server.pay(self.peer.uid, 1.0)
-            if delay_s > 0:
-                loop = asyncio.get_running_loop()
-                self._not_before = loop.call_later(delay_s, self._go_on)
             self._take(self._waiting.pop(0))
         assert self._transport is not None
         should_pause = bool(self._waiting)
@@ -226,11 +244,26 @@ class ServerConnection(asyncio.Protocol):
                 self._transport.resume_reading()
 
     def _may_take(self) -> bool:
-        has_room = len(self._tasks) < OPEN_REQUESTS_MAX and self._not_before is None
-        return bool(self._waiting) and has_room and not self._is_dead
+        """Whether the next request's turn has come; if not, what will come back to it is set."""
+        if not self._waiting or self._is_dead or self._not_before is not None:
+            return False
+        if len(self._tasks) >= OPEN_REQUESTS_MAX:
+            return False
+        server, uid = self._server, self.peer.uid
+        if server.answering[uid] >= OPEN_PER_UID_MAX:
+            server.blocked.setdefault(uid, set()).add(self)
+            return False
+        delay_s = server.budget.owed_s(uid)
+        if delay_s > 0:
+            self._not_before = asyncio.get_running_loop().call_later(delay_s, self._go_on)
+        return delay_s == 0
 
     def _go_on(self) -> None:
         self._not_before = None
+        self.go_on()
+
+    def go_on(self) -> None:
+        """There may be room for another request of this user."""
         if self._transport is not None and not self._transport.is_closing():
             self._take_waiting()
 
@@ -241,8 +274,12 @@ class ServerConnection(asyncio.Protocol):
                 self._close_after_linger()
             return
         if isinstance(message, framing.Request):
+            self._server.budget.charge(self.peer.uid, cost_of(message.params))
             task = asyncio.ensure_future(self._answer(message))
             self._tasks.add(task)
+            if message.method not in LASTING:
+                self._server.begin(self.peer.uid)
+                task.add_done_callback(lambda _: self._server.end(self.peer.uid))
             task.add_done_callback(self._answered)
             return
         self._send(framing.encode_error(None, Invalid("only requests are taken here")))
@@ -252,8 +289,6 @@ class ServerConnection(asyncio.Protocol):
             request = protocol.read_request(message.method, message.params)
             response = await self._server.handlers.handle(self, message.method, request)
             reply = framing.encode_response(message.msgid, response.to_wire())
-            rows = len(getattr(response, "jobs", ()))
-            self._server.pay(self.peer.uid, rows / ROWS_A_REQUEST)
         except GpuschedError as refusal:
             reply = framing.encode_error(message.msgid, refusal)
         except asyncio.CancelledError:
