@@ -450,7 +450,8 @@ class Controller:
         made = make_plan(snapshot, self.state.policy)
         self.pass_s_last = loop.time() - began_s
         self.counters["passes"] += 1
-        batch = self.new_batch()
+        # As of the snapshot: a start decided even a moment later would end past what was planned.
+        batch = Batch(self.state, snapshot.now_s, self.clock.to_wall_s(snapshot.now_s))
         blocked = self.state.storage_blocked is not None
         if not blocked:
             for start in made.starts:

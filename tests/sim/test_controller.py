@@ -179,6 +179,29 @@ async def _hold_of_a_promised_job(
     host.controller.close()
 
 
+def test_time_that_a_pass_takes_moves_no_promise(tmp_path: Path) -> None:
+    """What it starts is decided at the time it planned with, not when it is done."""
+    asyncio.run(_promise_beside_a_start(Host(tmp_path, 1)))
+
+
+async def _promise_beside_a_start(host: Host) -> None:
+    clock = host.world.clock
+
+    def ticking() -> float:
+        clock.now += 0.001
+        return clock.now
+
+    clock.boottime_s = ticking  # type: ignore[method-assign]
+    whole = JobRequest(argv=(b"true",), cwd=b"/", environment={}, gpus=4, time_limit_s=3600)
+    wanted = SubmitRequest(jobs=(whole, whole))
+    await host.ask(lambda batch: orders.submit(batch, host.caller(1001), wanted, None))
+    promise = host.controller.state.promise
+    assert promise is not None
+    assert promise.delayed_by is None
+    await host.controller.stop()
+    host.controller.close()
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_every_promise_holds_at_every_step(tmp_path: Path, seed: int) -> None:
     """GPUs, books and queue agree; every job comes to an end; no main process starts twice."""
