@@ -1,7 +1,7 @@
 """What looking at the GPUs costs: driver calls a minute and CPU share, idle and with 32 jobs.
 
-Usage: python benchmarks/poll.py [--seconds N] [--json]. A real daemon and its driver process look at
-8 GPUs of the stand-in driver (needs gcc); its calls cost microseconds, so the CPU share is ours.
+Usage: python benchmarks/poll.py [--seconds N] [--json]. A real daemon and its driver process look
+at 8 GPUs of the stand-in driver (needs gcc); its calls cost microseconds: the CPU share is ours.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from gpusched_client.terms import GpuUuid, JobId, JobState
-from gpuschedd import jobenv
+from gpuschedd import devices, jobenv
 from gpuschedd.accounts import Accounts
 from gpuschedd.controller import Change, Committed, Controller
 from gpuschedd.core.lifecycle import Job
@@ -271,7 +271,7 @@ class Actions:
             config.visible_devices,
             list(zip(uuids, numbers, strict=True)),
             has_slices=any(uuid in known and known[uuid].parent_uuid for uuid in uuids),
-            is_filtered=self._around.launch == "pid1" and self._around.sim_dir is None,
+            is_filtered=self._around.launch == "pid1" and bool(devices.gpu_nodes()),
         )
         return jobenv.Given(
             job_id=job.job_id,

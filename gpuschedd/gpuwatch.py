@@ -88,7 +88,10 @@ class GpuWatch:
         self._attribution = attribution
         config = controller.state.config
         self._ledger = Ledger(config.sharing, attribution.owner_of, attribution.stranger)
-        self._health = HealthBook(_rules(config), self._ill_before() if same_boot else {})
+        ill = self._ill_before()
+        self._health = HealthBook(_rules(config), ill if same_boot else {})
+        if ill and not same_boot:
+            self._controller.tell(partial(_all_well, tuple(ill)))
         self.meter = UseMeter()
         self._poke = asyncio.Event()
         self._sample: Sample | None = None
@@ -617,6 +620,14 @@ def _hold_more(batch: Batch, grown: Mapping[JobId, tuple[Grant, ...]]) -> None:
                 declared_bytes=job.request.vram_bytes,
                 held_bytes=max(grant.held_bytes for grant in grants),
             )
+
+
+def _all_well(uuids: tuple[GpuUuid, ...], batch: Batch) -> None:
+    """A reboot has reset every GPU; what is still wrong with one will show."""
+    for uuid in uuids:
+        row = batch.gpu_row(uuid)
+        if row is not None:
+            batch.gpu_rows[uuid] = replace(row, sick=None, sick_until_reboot=False)
 
 
 def _note_event(kind: str, facts: Mapping[str, object], batch: Batch) -> None:

@@ -374,7 +374,8 @@ class Ledger:
         gpu = replace(gpu, fresh=sample.taken_boottime_s >= ended_s)
         state, text = self._state(info, reading, standing)
         if state is GpuState.OK:
-            return replace(gpu, state_text=standing.badges.get(info.uuid, ""))
+            own = "" if gpu.shareable else "its compute mode allows one process only"
+            return replace(gpu, state_text=standing.badges.get(info.uuid, own))
         return replace(gpu, state=state, state_text=text)
 
     @staticmethod

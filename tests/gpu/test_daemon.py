@@ -401,6 +401,13 @@ def test_a_hang_on_one_gpu_costs_neither_answers_nor_the_other_gpus(
         assert client.wait(job.id, timeout_s=30).state is JobState.CANCELLED
 
 
+def test_a_dear_driver_is_asked_less_often(driver: FakeDriver, daemon_over: Start) -> None:
+    """Above 5 % of the time the interval doubles; cheap again, it comes back."""
+    daemon = daemon_over(driver, "--set", "gpu_sample_interval=0.2")
+    driver.add("delay nvmlDeviceGetMemoryInfo_v2 0 60")
+    until(lambda: "gpu_sweeps_slowed interval=0.8" in daemon.log.read_text(), "it slows down")
+
+
 def test_a_hang_blocks_no_restart(driver: FakeDriver, daemon_over: Start) -> None:
     """Stop and start while the driver hangs."""
     daemon = daemon_over(driver, "--set", "nvml.sweep_deadline=30.0")
@@ -423,10 +430,18 @@ def test_a_gpu_missing_from_an_answer_fails_nothing(driver: FakeDriver, daemon_o
         driver.drop_gpu(0)
         until(lambda: client.gpus()[0].state == "lost", "it is gone")
         assert is_running(client, job.id)
+        os.kill(_nvml_children(daemon)[0], 9)  # the next child does not even list it
+        until(lambda: "did not mention it" in (client.gpus()[0].reason or ""), "it is missing")
+        assert is_running(client, job.id)
+        waits = client.submit(["true"], output="/dev/null")
+        text = until(lambda: reason(client, waits.id), "it waits")
+        client.cancel([waits.id])
         driver.gpus[0] = kept
         driver.write()
+        os.kill(_nvml_children(daemon)[0], 9)
         until(lambda: client.gpus()[0].state == "ok", "it is back")
         assert is_running(client, job.id)
+        assert "GPU 0" in text or "job" in text
         driver.add(f"error nvmlDeviceGetMemoryInfo_v2 0 {UNKNOWN} 1")
         client.cancel([job.id])
         client.wait(job.id, timeout_s=30)

@@ -187,5 +187,6 @@ def test_compute_modes_close_a_gpu_to_sharing_or_to_all_58(
     driver.gpu(0, compute_mode=mode)
     later = judge.gpu(source.sample(health=True))
     assert (later.state, later.shareable) == (state, shareable)
+    assert "compute mode" in later.state_text
     first = Judge().gpu(gpus().sample())
     assert (first.state, first.shareable) == (state, shareable)

@@ -78,6 +78,15 @@ def test_a_small_stranger_below_the_threshold_leaves_a_gpu_idle(judge: Judge) ->
     assert not Judge().gpu(sample(200 * MIB, (9, 200 * MIB))).whole_idle
 
 
+def test_what_a_former_job_left_behind_is_found_and_named(judge: Judge) -> None:
+    """Its process is still there after its end; another's job is told whose it is."""
+    judge.owners[7] = key(3)
+    facts = judge.facts(sample(6 * GIB, (7, 6 * GIB)), holdings={UUID: [held(4, GIB)]})
+    assert [(stray.key, stray.pid) for stray in facts.leftovers] == [(key(3), 7)]
+    assert "pid 7 of job 3, left behind with 6144 MiB" in facts.gpus[0].foreign_text
+    assert headroom(facts.gpus[0], GIB) < 42 * GIB
+
+
 def test_a_failed_list_forgets_no_foreign_peak(judge: Judge) -> None:
     """It may come back to it."""
     judge.gpu(sample(20 * GIB, (9, 20 * GIB)))
