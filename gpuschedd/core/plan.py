@@ -173,6 +173,12 @@ class _Pass:
             self._end_promise(PromiseOutcome.LOST, self._blame(job, promise))
             return False
         self.failures.add(need, NOW)
+        if found.at_s > promise.start_by_s and self.host.awaits_sample:
+            # The last sample counts for nothing where a job has ended since: what it shows there
+            # may be that job's, and nobody may gain by a delay that the next sample takes back.
+            closed_at_s = max(promise.start_by_s, self.now_s)
+            self._become_head(entry, need, found, len(fitting), closed_at_s)
+            return True
         self._become_head(entry, need, found, len(fitting))
         self.promise = promises.carried_on(
             promise,
@@ -328,8 +334,11 @@ class _Pass:
         free = len(self.host.fitting(need)) if self.explain >= 0 else 0
         self._become_head(entry, need, found, free)
 
-    def _become_head(self, entry: Entry, need: Need, found: Shadow, free: int) -> None:
-        hold = Hold(self.host, entry.job, need, found)
+    def _become_head(
+        self, entry: Entry, need: Need, found: Shadow, free: int, closed_at_s: float | None = None
+    ) -> None:
+        """`closed_at_s`: nothing may run past that time at all."""
+        hold = Hold(self.host, entry.job, need, found, closed_at_s)
         if self.explain >= 0:
             reason = reasons.resources(self.host, need, free, found.at_s, hold.shown())
             self._note(entry, reason)

@@ -69,13 +69,22 @@ def seat_freely(need: Need, fitting: Sequence[Slot]) -> list[Slot] | None:
 class Hold:
     """The head job's reservation during a pass. `seat` takes from `spare` what it must."""
 
-    def __init__(self, host: Host, head: Waiting, need: Need, found: Shadow) -> None:
+    def __init__(
+        self,
+        host: Host,
+        head: Waiting,
+        need: Need,
+        found: Shadow,
+        closed_at_s: float | None = None,
+    ) -> None:
+        """`closed_at_s`: instead of T; nobody may run past it, whatever is useful."""
         self.head = head
         self.need = need
-        self.at_s = found.at_s
+        self.at_s = found.at_s if closed_at_s is None else closed_at_s
         self._shown = found.groups[0]
         self._host = host
-        self._useful = [{slot.position for slot in group} for group in found.groups]
+        groups = found.groups if closed_at_s is None else []
+        self._useful = [{slot.position for slot in group} for group in groups]
 
     def shown(self) -> list[Slot]:
         """The GPUs to show as its future ones: a choice among the useful, binding nobody."""
@@ -84,7 +93,7 @@ class Hold:
     @property
     def spare(self) -> int:
         """How many useful GPUs may still stop being so."""
-        return max(len(useful) for useful in self._useful) - self.need.gpus
+        return max((len(useful) - self.need.gpus for useful in self._useful), default=0)
 
     def seat(self, need: Need, fitting: Sequence[Slot]) -> list[Slot] | None:
         """GPUs for a job that runs past T: of them at most `spare` stop being useful."""

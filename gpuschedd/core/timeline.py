@@ -147,6 +147,7 @@ class Host:
         self.unlimited = False  # a job without limit is on it
         self._free_now: _Free | None = None
         self._free_ever: _Free | None = None
+        self.awaits_sample = any(not slot.gpu.fresh for slot in self.slots)
         # When foreign use gets old or a planned end passes: the timeline itself changes.
         self.next_change_s = NEVER_S
         self._age_foreign()
@@ -157,8 +158,7 @@ class Host:
 
         False where it is but a floor: of now (a job is overdue), or of a sample that is awaited.
         """
-        awaits = any(not slot.gpu.fresh for slot in self.slots)
-        floor_s = self.now_s + self.policy.fresh_allowance_s if awaits else self.now_s
+        floor_s = self.now_s + self.policy.fresh_allowance_s if self.awaits_sample else self.now_s
         return at_s > self.now_s and at_s != floor_s
 
     def _age_foreign(self) -> None:

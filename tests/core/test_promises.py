@@ -183,6 +183,26 @@ def test_young_foreign_memory_suspends_the_promise() -> None:
     assert gone.promise == PROMISED
 
 
+def test_nobody_gains_by_what_an_outdated_sample_shows() -> None:
+    """A shared job has just ended on GPU 1; the last sample still has its memory.
+
+    Job 3 would end before that memory counts as gone, but after the promised start.
+    """
+    cards = (gpu(0), gpu(1, fresh=False, foreign_bytes=GIB, whole_idle=False, foreign_since_s=99.0))
+    busy = [running(1, [0], limit_s=600.0)]
+    queue = [
+        waiting(2, 3),
+        waiting(3, 1, limit_s=550.0, uid=2),
+        waiting(4, 1, limit_s=400.0, uid=3),
+    ]
+    seen = snapshot_of((*cards, gpu(2)), busy, queue, now_s=100.0, promise=PROMISED)
+    made = plan(seen, EXACT)
+    assert made.start_ids == (4,)
+    assert made.promise == PROMISED
+    assert made.reservation is not None
+    assert made.reservation.start_s == 600.0
+
+
 def test_job_above_its_declaration_is_an_exception() -> None:
     """40 GiB beside 30 GiB fit on 80 GiB, but the job grew to 60."""
     fat = running(1, [0], limit_s=None, vram=30 * GIB)
