@@ -66,7 +66,7 @@ class Eyes(Protocol):
     async def last_look(self, job: Job) -> str | None:
         """Why a placed job does not fit any more, by a sample that is at most a second old."""
 
-    async def evidence(self, job: Job, *, failed: bool) -> Evidence:
+    async def evidence(self, job: Job, *, failed: bool, main_pid: int | None) -> Evidence:
         """What the GPUs tell of an attempt that is over."""
 
 
@@ -127,7 +127,8 @@ class Actions:
             seen = sighting.seen
             end = seen and (seen.exit or seen.ended)
             failed = end is not None and end.code != 0
-            evidence = await eyes.evidence(job, failed=failed)
+            main_pid = seen.started.pid if seen and seen.started else None
+            evidence = await eyes.evidence(job, failed=failed, main_pid=main_pid)
         except Exception:
             log.exception("evidence_failed job=%d", job.job_id)
             evidence = NO_EVIDENCE

@@ -147,7 +147,6 @@ class GpuWatch:
         key = (job.job_id, job.attempt)
         uuids = [grant.uuid for grant in job.grants]
         self.meter.forget(key)
-        self._strays = {stray for stray in self._strays if stray.key != key}
         if uuids:
             self._ledger.job_ended(key, uuids, _boottime_s())
             self._poke.set()
@@ -221,10 +220,17 @@ class GpuWatch:
             self._looking = asyncio.ensure_future(self._sweep())
             await asyncio.wait({self._looking}, timeout=EVIDENCE_DEADLINE_S)
 
-    async def evidence(self, job: Job, *, failed: bool) -> Evidence:
-        """The figures of an attempt that is over, the driver's accounts included, and an Xid."""
+    async def evidence(self, job: Job, *, failed: bool, main_pid: int | None) -> Evidence:
+        """The figures of an attempt that is over, the driver's accounts included, and an Xid.
+
+        The driver has accounts also of a process that no sweep has seen: the main one is asked for.
+        """
         key = (job.job_id, job.attempt)
-        pids = {uuid: found for uuid, found in self.meter.pids(key).items() if found}
+        pids = self.meter.pids(key)
+        if main_pid is not None:
+            for grant in job.grants:
+                pids.setdefault(grant.uuid, set()).add(main_pid)
+        pids = {uuid: found for uuid, found in pids.items() if found}
         accounts: Accounts = {}
         if failed and not self.is_stale:
             await self._look_now()
@@ -554,9 +560,9 @@ class GpuWatch:
             for stray in strays
             if stray not in self._strays
         ]
+        self._strays = {*facts.violations, *facts.leftovers}
         if not new:
             return
-        self._strays |= {stray for _, stray in new}
 
         def note(batch: Batch) -> None:
             for kind, stray in new:

@@ -181,7 +181,9 @@ class Child:
         return self.process.poll() is not None
 
     def close(self) -> None:
-        """Close our ends: a child that serves shuts the driver down and ends."""
+        """Close our ends: a child that serves shuts the driver down and ends. May be repeated."""
+        if self._page.closed:
+            return
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None:
                 pipe.close()
@@ -305,7 +307,11 @@ class NvmlGpus:
             await asyncio.sleep(wait_s)
         self._refuse_orphan()
         self._opened_s = time.monotonic()
-        self._child = self._spawn()
+        try:
+            self._child = self._spawn()
+        except OSError as error:
+            self._hold_off(f"no process can be started for the driver: {error}", BACKOFF_MAX_S)
+            raise GpuSourceDown(self._down_text) from error
         await self._open(self._child)
         return self._child
 
@@ -363,6 +369,9 @@ class NvmlGpus:
         except ChildDown as down:
             gpu, name = child.doing()
             text = str(down)
+        except ValueError as error:
+            gpu, name = -1, ""
+            text = f"the driver's process gave an answer that is none: {error}"
         except asyncio.CancelledError:
             child.kill()  # its reply would be taken for that of the next request
             raise
@@ -412,6 +421,7 @@ class NvmlGpus:
                 BACKOFF_MIN_S,
             )
             raise GpuSourceDown(self._down_text)
+        self._undead.close()
         self._undead = None
 
     def _refuse_orphan(self) -> None:

@@ -147,12 +147,6 @@ class UseMeter:
         """Its figures are in the books."""
         self._meters.pop(key, None)
 
-    def keep_only(self, keys: Iterable[JobKey]) -> None:
-        """Drop the meters of all others."""
-        kept = set(keys)
-        for key in [key for key in self._meters if key not in kept]:
-            del self._meters[key]
-
 
 def _utilization(reading: GpuReading, seen: Seen) -> float | None:
     """Of its processes where the driver tells them apart, of the device where it is alone."""

@@ -227,6 +227,19 @@ def test_a_spike_of_a_tenth_of_a_second_shows_where_the_driver_keeps_accounts(
     assert (ended.vram_peak_bytes, ended.vram_peak_source) == (30000 * MIB, "driver")
 
 
+def test_a_job_that_no_sweep_saw_has_its_peak_from_the_driver(
+    driver: FakeDriver, daemon_over: Start
+) -> None:
+    """Its main process is asked for by its pid."""
+    driver.gpu(0, accounting=1)
+    daemon = daemon_over(driver, "--set", "gpu_sample_interval=30.0")
+    with daemon.client() as client:
+        job = client.submit(claim("--vram", "5000", "--hold", "0"), vram="6G", output="/dev/null")
+        client.wait(job.id, timeout_s=30)
+        ended = client.job(job.id)
+    assert (ended.vram_peak_bytes, ended.vram_peak_source) == (5000 * MIB, "driver")
+
+
 def test_figures_survive_a_restart_of_the_daemon(driver: FakeDriver, daemon_over: Start) -> None:
     """What was seen before counts after."""
     daemon = daemon_over(driver)
@@ -375,7 +388,7 @@ def test_a_hang_on_one_gpu_costs_neither_answers_nor_the_other_gpus(
 ) -> None:
     """The RPC answers as fast as before, and jobs start on the others."""
     another(driver)
-    daemon = daemon_over(driver, "--set", "nvml.sweep_deadline=0.3")
+    daemon = daemon_over(driver, "--set", "nvml.sweep_deadline=0.5")
 
     def slowest_answer_s(client: Client, calls: int) -> float:
         took = []

@@ -110,7 +110,7 @@ def test_a_gpu_that_hangs_twice_is_left_out_and_the_others_go_on_56(
 ) -> None:
     """The call names its GPU; the child is replaced."""
     driver.gpu(1, **{**driver.gpus[0], "uuid": uuid_of(1), "pci": "00000000:11:00.0"})
-    source = gpus(sweep_deadline_s=0.2)
+    source = gpus(sweep_deadline_s=0.5)
     source.sample()
     driver.add("hang nvmlDeviceGetMemoryInfo_v2 1")
     for _ in range(2):

@@ -211,8 +211,8 @@ def test_an_unbalanced_init_is_undone_before_ours_13() -> None:
 def test_an_init_that_hangs_is_ended_by_its_deadline_14(driver: FakeDriver, gpus: Open) -> None:
     """A driver bug of its own; the next try may work."""
     driver.add("hang nvmlInitWithFlags *")
-    source = gpus(open_deadline_s=0.3)
-    with pytest.raises(GpuSourceDown, match=r"did not answer within 0\.3 s in nvmlInit"):
+    source = gpus(open_deadline_s=2.0)
+    with pytest.raises(GpuSourceDown, match=r"did not answer within 2 s in nvmlInit"):
         source.sample()
     driver.remove("hang")
     wait_for_backoff(source)
