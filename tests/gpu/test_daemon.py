@@ -168,7 +168,8 @@ def test_a_last_look_keeps_a_job_from_a_gpu_that_was_just_taken(
     """With sweeps far apart, foreign use is still seen within a second before the launch."""
     daemon = daemon_over(driver, "--set", "gpu_sample_interval=3600.0")
     with daemon.client() as client:
-        time.sleep(1.1)  # so that the sample of the start is too old to launch by
+        began_s = time.monotonic()
+        until(lambda: time.monotonic() > began_s + 1.1, "the first sample is too old to launch by")
         with stranger(0, 40 * 1024):
             job = client.submit(["true"], output="/dev/null")
             until(lambda: "job_requeued" in kinds(client.job(job.id)), "it was not launched")
@@ -425,7 +426,8 @@ def test_a_hang_blocks_no_restart(driver: FakeDriver, daemon_over: Start) -> Non
     """Stop and start while the driver hangs."""
     daemon = daemon_over(driver, "--set", "nvml.sweep_deadline=30.0")
     driver.add("hang nvmlDeviceGetMemoryInfo_v2 *")
-    time.sleep(0.7)  # a sweep is under way and hangs
+    before = driver.calls()
+    until(lambda: driver.calls() > before, "a sweep is under way, and hangs")
     began_s = time.monotonic()
     assert daemon.stop() == 0
     assert time.monotonic() - began_s < 5.0
