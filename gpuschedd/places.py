@@ -70,7 +70,9 @@ def bind_socket(path: Path, *, mode: int, dir_mode: int) -> socket.socket:
     """
     directory = path.parent
     try:
-        directory.mkdir(mode=dir_mode, parents=True, exist_ok=True)
+        if not directory.exists():
+            directory.mkdir(mode=dir_mode, parents=True)
+            directory.chmod(dir_mode)  # whatever the umask made of it
         about = directory.stat()
     except OSError as error:
         raise Unusable(f"{directory} cannot be made: {error.strerror}") from error

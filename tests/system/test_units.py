@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.box import BIN
 from tests.support.daemon import until
-from tests.support.host import NODES, Host, lines_of
+from tests.support.host import NODES, USERS, Host, lines_of
 
 pytestmark = [pytest.mark.root, pytest.mark.systemd]
 
@@ -203,3 +203,37 @@ def test_a_granted_gpu_without_its_node_is_an_error_not_a_surprise(
 
 def _events(host: Host, job_id: int) -> tuple[object, ...]:
     return host.job(job_id).events or ()
+
+
+def test_direct_launch_does_the_same_without_pid_1(host: Host) -> None:
+    """A daemon that is root and nothing of systemd's: jobs become their users all the same."""
+    options = "--state-dir /var/lib/direct --socket /run/direct/s.sock --config /dev/null"
+    host.box.run(
+        *("systemd-run", "--quiet", "--unit=direct", "-p", "KillMode=process", "--"),
+        *(BIN / "gpuschedd", "--system", "--launch=direct", *options.split()),
+        *("--simulate", "2x24G", "--set", "scheduling.kill_grace=1"),
+    )
+    gsub = "GPUSCHED_SOCKET=/run/direct/s.sock gsub --parsable -D /tmp -o direct-%j"
+    until(host.box.inside("/run/direct/s.sock").exists, "it listens")
+    who = "'id -u; id -G | wc -w; grep -h CapEff /proc/self/status | cut -f2'"
+    done = host.box.run("sh", "-c", f"{gsub} --wait -- sh -c {who}", user="alice", check=False)
+    assert done.returncode == 0, done.stderr
+    output = host.box.sh("cat /tmp/direct-1; rm /tmp/direct-1")
+    groups = len(host.box.run("id", "-G", "alice").stdout.split())
+    assert output.split() == [str(USERS["alice"]), str(groups), "0" * 16]
+    # It outlives the daemon here too: the supervisor is in nobody's way but its own.
+    job_id = host.box.sh(f"{gsub} -- sh -c 'sleep 1.5; exit 6'", user="bob").strip()
+    host.systemctl("kill", "--kill-whom=main", "--signal=KILL", "direct")
+    host.box.run(
+        *("systemd-run", "--quiet", "--unit=direct2", "-p", "KillMode=process", "--"),
+        *(BIN / "gpuschedd", "--system", "--launch=direct", *options.split()),
+        *("--simulate", "2x24G"),
+    )
+    status = (
+        "export GPUSCHED_SOCKET=/run/direct/s.sock; "
+        f"until gq --status {job_id} 2>/dev/null | grep -q failed; do sleep 0.1; done; "
+        f"gq {job_id} --json"
+    )
+    assert '"exit_code": 6' in host.box.run("sh", "-c", status, user="bob", timeout_s=30).stdout
+    host.systemctl("stop", "direct2")
+    host.box.sh("rm -rf /var/lib/direct /run/direct /tmp/direct-*")
