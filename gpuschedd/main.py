@@ -388,6 +388,11 @@ def check_launch(options: Options) -> None:
             raise places.Unusable(
                 "systemd is not PID 1 here; use --system --launch=direct, or leave out --system"
             )
+        if "$" in f"{options.state_dir}{sys.executable}":
+            raise places.Unusable(
+                f"{options.state_dir} or {sys.executable} has a $, which PID 1 would expand; "
+                "choose another place"
+            )
     elif options.is_system:
         held = _effective_capabilities()
         missing = [name for name, bit in DIRECT_CAPABILITIES.items() if not held >> bit & 1]
