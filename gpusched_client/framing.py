@@ -14,7 +14,7 @@ import msgpack
 
 from gpusched_client import errors, protocol
 from gpusched_client.errors import GpuschedError, Internal, Invalid, TooLarge
-from gpusched_client.wirefields import Flaw, shown
+from gpusched_client.wirefields import Flaw, kind_of, shown
 
 MSGID_MAX = 2**32 - 1
 METHOD_BYTES_MAX = 64
@@ -302,7 +302,7 @@ def _method(value: Any) -> str:
 def _params(value: Any) -> Any:
     """The one map in the array, or an empty one; its content is the protocol's affair."""
     if type(value) is not list or len(value) > 1:
-        kind = f"an array of {len(value)}" if type(value) is list else type(value).__name__
+        kind = f"an array of {len(value)}" if type(value) is list else kind_of(value)
         raise Invalid(f"params is {kind}; send an array with one map", {"path": "params"})
     return value[0] if value else {}
 

@@ -60,10 +60,15 @@ _KIND_NAMES = {bool: "a boolean", type(None): "null", dict: "a map", list: "an a
 _KIND_NAMES |= {int: "an integer", float: "a float", str: "text", bytes: "a byte string"}
 
 
+def kind_of(value: object) -> str:
+    """What kind of value it is, in the wire's words."""
+    return _KIND_NAMES.get(type(value), type(value).__name__)
+
+
 def _wrong_type(value: object, path: str, needed: str) -> NoReturn:
     if isinstance(value, Flaw):
         refuse(path, value.text, "remove it")
-    kind = _KIND_NAMES.get(type(value), type(value).__name__)
+    kind = kind_of(value)
     quoted = f"{shown(value)} is " if isinstance(value, (bool, int, float, str, bytes)) else ""
     refuse(path, f"{quoted}{kind}", f"{needed} is needed")
 

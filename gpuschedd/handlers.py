@@ -84,6 +84,7 @@ from gpuschedd.store import AuditRow, Event, History
 
 DENIALS_AN_HOUR_MAX = 100  # audit rows of denials per uid and hour; the rest is only counted
 EXPECTED_FIRST = 200
+POSITIONS_MAX = 2_000  # so far down the queue a job's place is looked for
 WALK_REST = 20.0  # times as long as it took, before the next
 VIEWS_AT_ONCE = 10  # a few tenths of a millisecond
 CALLER_KEPT_S = 5.0  # an account that changes hands is another's after this
@@ -469,25 +470,27 @@ class Handlers:
         view = views.with_request(view, payload)
         state = self._controller.state
         view = views.with_use(view, state, job, self._outlook.uses_now(job) or uses)
-        parts = state.plan.priorities.get(job_id) if state.plan is not None else None
         if job.state is JobState.PENDING and job_id in state.queues:
             view = self._explained(view, job)
         if promise is not None and view.promised_start_s is None:
             view = replace(view, promised_start_s=promise.start_by_s)
-        return replace(
-            view,
-            events=tuple(views.job_event(event) for event in events),
-            priority_parts=None
-            if parts is None
-            else {"fair": parts.fair, "age": parts.age, "nice": parts.nice},
-        )
+        return replace(view, events=tuple(views.job_event(event) for event in events))
 
     def _explained(self, view: JobView, job: Job) -> JobView:
-        """The changes to the request with which the job would start now."""
-        found = forecast.counterfactuals(
-            self._controller.snapshot(), self._controller.state.policy, job.job_id
-        )
-        return replace(view, explanations=tuple(f"would start now {entry.text}" for entry in found))
+        """Where it stands, its priority in parts, and with what it would start now."""
+        snapshot, policy = self._controller.snapshot(), self._controller.state.policy
+        found = forecast.counterfactuals(snapshot, policy, job.job_id)
+        view = replace(view, explanations=tuple(f"would start now {entry.text}" for entry in found))
+        front = islice(queue_order(snapshot, policy), POSITIONS_MAX)
+        for place, (waiting, parts) in enumerate(front, start=1):
+            if waiting.job_id == job.job_id:
+                return replace(
+                    view,
+                    queue_position=place,
+                    priority=parts.priority,
+                    priority_parts={"fair": parts.fair, "age": parts.age, "nice": parts.nice},
+                )
+        return view
 
     async def _find(self, caller: Caller, job_id: JobId) -> Job:
         job = self._controller.state.jobs.get(job_id)

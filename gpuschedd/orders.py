@@ -88,7 +88,7 @@ def submit(
     if request.submission_id:
         known = batch.submission(caller.uid, request.submission_id) or earlier
         if known is not None:
-            return _again(known, digest, request.submission_id)
+            return _again(batch, known, digest, request)
     if caller.barred is not None:
         raise Denied(caller.barred)
     _check_room(batch, caller, len(request.jobs))
@@ -107,14 +107,19 @@ def submit(
     )
 
 
-def _again(known: Submission, digest: bytes, submission_id: str) -> SubmitResult:
+def _again(batch: Batch, known: Submission, digest: bytes, request: SubmitRequest) -> SubmitResult:
+    """The first answer once more; the limits are what the host's default makes of them now."""
     if known.digest != digest:
         raise Conflict(
-            f"submission_id {submission_id!r} was used for jobs {list(known.job_ids)} with other "
-            "content; use a new id",
+            f"submission_id {request.submission_id!r} was used for jobs {list(known.job_ids)} with "
+            "other content; use a new id",
             {"job_ids": list(known.job_ids)},
         )
-    return SubmitResult(job_ids=known.job_ids)
+    default_s = batch.state.config.scheduling.default_time_limit_s
+    limits = [
+        limit_on_wire(default_s) if j.time_limit_s is None else j.time_limit_s for j in request.jobs
+    ]
+    return SubmitResult(job_ids=known.job_ids, time_limits_s=tuple(limits))
 
 
 def _check_room(batch: Batch, caller: Caller, count: int) -> None:

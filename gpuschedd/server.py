@@ -18,7 +18,6 @@ from gpusched_client.errors import (
     Denied,
     GpuschedError,
     Internal,
-    Invalid,
     LimitReached,
     Unavailable,
 )
@@ -282,7 +281,7 @@ class ServerConnection(asyncio.Protocol):
                 task.add_done_callback(lambda _: self._server.end(self.peer.uid))
             task.add_done_callback(self._answered)
             return
-        self._send(framing.encode_error(None, Invalid("only requests are taken here")))
+        # Notifications and responses get no answer in MessagePack-RPC.
 
     async def _answer(self, message: framing.Request) -> None:
         try:

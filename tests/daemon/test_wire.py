@@ -302,3 +302,25 @@ def test_submissions_that_arrive_together_share_a_commit(daemon: DaemonProcess) 
         assert all(reply[2] is None for reply in replies)
         after = call(connected, 0, 999, "stats", [])[3]["counters"]["batches"]
     assert after - before < 100
+
+
+def test_notifications_and_responses_get_no_answer(daemon: DaemonProcess) -> None:
+    """As the protocol says; the next request is answered as ever."""
+    with raw(daemon) as connected:
+        connected.sendall(msgpack.packb([2, "hello", [{}]]) + msgpack.packb([1, 5, None, {}]))
+        assert call(connected, 0, 6, "hello", [])[1] == 6
+
+
+def test_a_job_far_down_the_queue_knows_its_place(daemon: DaemonProcess) -> None:
+    """Position and priority in parts, also where the pass explained nothing of it."""
+    job = {**JOB, "gpus": 4, "argv": ["sleep", "600"], "time_limit_s": 600}
+    with raw(daemon) as connected:
+        ids = call(connected, 0, 1, "submit", [{"jobs": [job] * 300}])[3]["job_ids"]
+        until(
+            lambda: call(connected, 0, 2, "job", [{"job_id": ids[0]}])[3]["state"] == "RUNNING",
+            "the first runs",
+        )
+        last = call(connected, 0, 3, "job", [{"job_id": ids[-1]}])[3]
+        assert last["queue_position"] == 299
+        assert set(last["priority_parts"]) == {"fair", "age", "nice"}
+        call(connected, 0, 4, "cancel", [{"job_ids": ids}])
