@@ -120,3 +120,30 @@ def test_members_of_the_admin_group_administer(host: Host) -> None:
         with pytest.raises(Denied, match="root"):
             list(carol.backup())
     host.wait(job_id)
+
+
+def test_an_owner_s_job_is_put_first_of_the_owner_s_own(host: Host) -> None:
+    host.until_state(host.sh("carol", "sleep 60", gpus=4), "RUNNING")
+    first, second, third = (host.sh("alice", "true", gpus=4) for _ in range(3))
+    his = host.sh("bob", "true", gpus=4)
+    with host.client("alice") as alice:
+        assert alice.top(third).code is None
+        mine = [job.job_id for job in alice.queue().jobs if job.user == "alice"]
+        assert mine == [third, first, second]
+        assert {alice.job(job_id).nice for job_id in (first, second)} == {1}
+        assert alice.job(third).nice == 0
+        assert alice.top(his).code == "denied"
+        assert alice.update(third, nice=-1)[0].code == "denied"
+    assert host.job(his).nice == 0
+    host.admin(lambda client: client.top(second))
+    assert host.admin(lambda client: client.queue().jobs[0]).job_id == second
+    assert host.job(second).nice == -1000
+
+
+def test_what_an_admin_or_the_configuration_holds_its_owner_cannot_release(host: Host) -> None:
+    job_id = host.sh("alice", "true", gpus=4, hold=True)
+    host.admin(lambda client: client.update(job_id, hold=True))  # hers becomes the admin's
+    with host.client("alice") as alice:
+        assert alice.update(job_id, hold=False)[0].code == "denied"
+    host.admin(lambda client: client.update(job_id, hold=False))
+    assert host.wait(job_id).exit_code == 0
