@@ -115,6 +115,7 @@ class Ledger:
         self._foreign_since_s: dict[GpuUuid, float] = {}
         self._own_peaks: dict[tuple[JobKey, GpuUuid], int] = {}
         self._ended: dict[GpuUuid, tuple[float, JobId]] = {}  # boot time, last job
+        self._last: dict[GpuUuid, Gpu] = {}  # use and foreign use by the last sample that counts
         self._empty_ownerless: dict[GpuUuid, int] = {}  # while no job was there
 
     def job_ended(self, key: JobKey, uuids: Iterable[GpuUuid], boottime_s: float) -> None:
@@ -132,6 +133,7 @@ class Ledger:
         readings = {reading.uuid: reading for reading in sample.readings}
         live = {holding.key for held in holdings.values() for holding in held}
         gpus, seen_keys = [], set()
+        outdated: set[GpuUuid] = set()
         seen: dict[tuple[JobKey, GpuUuid], Seen] = {}
         out_of_place: list[Violation] = []
         left: list[Violation] = []
@@ -139,20 +141,31 @@ class Ledger:
             reading = readings.get(info.uuid)
             gpu = _identity(info, reading)
             held = holdings.get(info.uuid, ())
-            if reading is not None and reading.fault is None:
+            before = self._last.get(info.uuid)
+            if before is not None and self._is_outdated(info.uuid, sample):
+                # Its processes may be those of the job that has ended: what was known before stays.
+                gpu = replace(before, index=gpu.index)
+                outdated.add(info.uuid)
+            elif reading is not None and reading.fault is None:
                 count = self._count(info, reading, held, live)
                 seen_keys |= {foreign.key(info.uuid) for foreign in count.foreign}
                 self._see(info, count, seen)
                 gpu = self._with_use(gpu, info, reading, count, held, now_s)
-                if sample.taken_boottime_s >= self._ended.get(info.uuid, (0.0, 0))[0]:
-                    self._find_strays(info.uuid, count, live, out_of_place, left)
+                self._last[info.uuid] = gpu
+                self._find_strays(info.uuid, count, live, out_of_place, left)
             elif reading is not None and reading.fault == "unsupported":
                 gpu = self._without_memory(gpu, info, reading, held, live)
             gpus.append(self._with_state(gpu, info, reading, standing, sample))
-        self._forget_foreign(seen_keys, {r.uuid for r in sample.readings if r.fault is None})
+        answered = {reading.uuid for reading in sample.readings if reading.fault is None}
+        self._forget_foreign(seen_keys, answered - outdated)
         for own, entry in seen.items():
             self._own_peaks[own] = max(entry.used_bytes or 0, self._own_peaks.get(own, 0))
         return Facts(tuple(gpus), seen, dict(self._own_peaks), tuple(out_of_place), tuple(left))
+
+    def _is_outdated(self, uuid: GpuUuid, sample: Sample) -> bool:
+        """A job has ended on the GPU since the sample was taken."""
+        ended_s, _ = self._ended.get(uuid, (0.0, None))
+        return sample.taken_boottime_s < ended_s
 
     def _forget_foreign(self, seen: set[ProcessKey], answered: set[GpuUuid]) -> None:
         """A foreign peak lasts until its process has left the list of a GPU that answers."""
@@ -370,8 +383,7 @@ class Ledger:
         sample: Sample,
     ) -> Gpu:
         """An admin's drain wins; unknown is not free."""
-        ended_s, _ = self._ended.get(info.uuid, (0.0, None))
-        gpu = replace(gpu, fresh=sample.taken_boottime_s >= ended_s)
+        gpu = replace(gpu, fresh=not self._is_outdated(info.uuid, sample))
         state, text = self._state(info, reading, standing)
         if state is GpuState.OK:
             own = "" if gpu.shareable else "its compute mode allows one process only"

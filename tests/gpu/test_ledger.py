@@ -93,3 +93,17 @@ def test_a_failed_list_forgets_no_foreign_peak(judge: Judge) -> None:
     faulty = Sample(2.0, (CARD,), (GpuReading(UUID, None, None, fault="unread"),))
     assert judge.gpu(faulty).state == "unread"
     assert judge.gpu(sample(GIB, (9, GIB), taken_s=3.0)).foreign_bytes == 22 * GIB
+
+
+def test_a_sample_older_than_a_jobs_end_counts_for_nothing(judge: Judge) -> None:
+    """The ended job's memory is not foreign; a stranger seen before stays; newer samples count."""
+    judge.owners[7] = key(3)
+    old = sample(10 * GIB, (7, 8 * GIB), (9, 2 * GIB), taken_s=1.0)
+    before = judge.gpu(old, holdings={UUID: [held(3, 8 * GIB)]})
+    judge.ledger.job_ended(key(3), [UUID], 2.0)
+    facts = judge.facts(old, holdings={})
+    assert facts.leftovers == ()
+    assert facts.gpus[0].foreign_bytes == before.foreign_bytes > 0
+    assert facts.gpus[0].fresh is False
+    newer = judge.gpu(sample(2 * GIB, (9, 2 * GIB), taken_s=3.0), holdings={})
+    assert (newer.foreign_bytes, newer.fresh) == (before.foreign_bytes, True)
