@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import click
@@ -98,6 +98,7 @@ def test_a_module_opens_with_what_it_owns(path: Path) -> None:
 
 
 def _commands() -> dict[str, click.Command]:
+    """Every command and subcommand by the words that are typed."""
     from gpusched_client.gcancel import cli as gcancel
     from gpusched_client.gctl import cli as gctl
     from gpusched_client.gq import cli as gq
@@ -105,26 +106,31 @@ def _commands() -> dict[str, click.Command]:
     from gpuschedd.main import cli as daemon
     from gpuschedd.simjob import cli as simjob
 
-    subcommands = {f"gctl {name}": command for name, command in gctl.commands.items()}
-    return {
-        **subcommands,
-        "gsub": gsub,
-        "gq": gq,
-        "gcancel": gcancel,
-        "gpuschedd": daemon,
-        "gpusched-simjob": simjob,
-    }
+    named = {"gsub": gsub, "gq": gq, "gcancel": gcancel, "gctl": gctl}
+    named |= {"gpuschedd": daemon, "gpusched-simjob": simjob}
+    return dict(_with_subcommands(named.items()))
+
+
+def _with_subcommands(
+    named: Iterable[tuple[str, click.Command]],
+) -> Iterator[tuple[str, click.Command]]:
+    for name, command in named:
+        yield name, command
+        if isinstance(command, click.Group):
+            inner = [(f"{name} {word}", each) for word, each in command.commands.items()]
+            yield from _with_subcommands(inner)
 
 
 @pytest.mark.parametrize("name", sorted(_commands()))
-def test_every_option_is_in_the_readme(name: str) -> None:
-    """What people can type, people can read about."""
-    readme = (ROOT / "README.md").read_text()
+def test_every_command_and_option_is_in_a_readme(name: str) -> None:
+    """What people can type, people can read about: users' commands in README, operators' beside."""
+    readme = (ROOT / "README.md").read_text() + (ROOT / "systemd" / "README.md").read_text()
+    assert name.split()[-1] in readme, name
     for parameter in _commands()[name].params:
         if isinstance(parameter, click.Option):
             longest = max(parameter.opts, key=len)
             assert re.search(rf"(?<![\w-]){re.escape(longest)}(?![\w-])", readme), (
-                f"{name} {longest} is not in README.md"
+                f"{name} {longest} is in no README"
             )
 
 
