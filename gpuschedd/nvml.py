@@ -36,7 +36,8 @@ from gpuschedd.gpus import (
     Sample,
     Want,
 )
-from gpuschedd.nvml_child import FRAME_BYTES_MAX, LENGTH, PAGE, PAGE_BYTES, PROCESS_NAME, frame
+from gpuschedd.nvml_child import FRAME_BYTES_MAX, LENGTH, PROCESS_NAME, frame
+from gpuschedd.nvml_library import PAGE, PAGE_BYTES
 
 log = logging.getLogger(__name__)
 

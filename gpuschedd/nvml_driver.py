@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from gpuschedd import nvml_topology
-from gpuschedd.nvml_child import (
+from gpuschedd.nvml_library import (
     DRIVER_NOT_LOADED,
     FUNCTION_NOT_FOUND,
     GPU_IS_LOST,
+    INSUFFICIENT_SIZE,
     LIB_RM_MISMATCH,
     LIBRARY_NOT_FOUND,
     NEW_CHILD_CODES,
@@ -488,8 +489,6 @@ class Driver:
         return [row for row in rows if not _is_garbled(row, device.total)]
 
     def _listed_once(self, device: Device, names: tuple[str, ...]) -> list[Any]:
-        from gpuschedd.nvml_child import INSUFFICIENT_SIZE
-
         for attempt in range(LIST_TRIES):
             try:
                 rows = self._lib.newest(names, self._list_handle(device))

@@ -26,7 +26,7 @@ IMPURE = frozenset(
 #: module -> the only files that may import it.
 OWNERS = {
     "sqlite3": {"gpuschedd/store.py"},
-    "pynvml": {"gpuschedd/nvml_child.py"},
+    "pynvml": {"gpuschedd/nvml_library.py"},
     "subprocess": {
         "gpuschedd/launcher.py",
         "gpuschedd/systemd_launcher.py",

@@ -27,7 +27,7 @@ def in_process(code: str) -> str:
     """Run Python with the driver, the child's modules at hand; what it prints."""
     head = """
     import pynvml, ctypes
-    from gpuschedd.nvml_child import Failed, Library
+    from gpuschedd.nvml_library import Failed, Library
     from gpuschedd.nvml_driver import Driver
     library = Library()
     driver = Driver(library)
