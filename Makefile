@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-system soak check format bench clean
+.PHONY: demo test test-system soak check format clean
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
