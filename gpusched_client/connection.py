@@ -43,6 +43,7 @@ RECONNECT_S = 30.0
 BACKLOG_RETRY_S = 5.0
 _RECEIVE_BYTES = 256 * 1024
 _PAUSE_S, _PAUSE_MAX_S = 0.02, 0.5
+_OVERFLOW_UID = 65_534  # what a user namespace shows for a uid that it does not map
 
 R = TypeVar("R", bound=protocol.Response)
 
@@ -548,11 +549,28 @@ def _check_server(sock: socket.socket, path: Path) -> None:
     size = struct.calcsize("3i")
     credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
     uid = struct.unpack("iII", credentials)[1]
-    if uid not in (0, os.geteuid()):
+    if uid not in (0, os.geteuid()) and not _may_be_hidden_root(uid, path):
         raise Denied(
             f"the server at {path} runs as uid {uid}, which is neither root nor you; not used",
             {"uid": uid},
         )
+
+
+def _may_be_hidden_root(uid: int, path: Path, uid_map: str | None = None) -> bool:
+    """Whether the server is the host's root, as a user namespace without root in its map shows it.
+
+    Only at the system's own place, in a directory that is nobody's here and that we cannot change:
+    on the host only root can have made it.
+    """
+    if uid != _OVERFLOW_UID or path != paths.SYSTEM_SOCKET:
+        return False
+    mapped = Path("/proc/self/uid_map").read_text() if uid_map is None else uid_map
+    for line in mapped.splitlines():
+        first, count = map(int, line.split()[1:3])
+        if first <= 0 < first + count:
+            return False
+    place = path.parent
+    return place.stat().st_uid == _OVERFLOW_UID and not os.access(place, os.W_OK)
 
 
 def _nobody_there(refusals: list[tuple[Path, OSError]]) -> str:

@@ -357,3 +357,39 @@ def test_a_full_backlog_is_waited_for(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_socket_path_that_is_too_long_is_invalid(tmp_path: Path) -> None:
     with Client(tmp_path / ("x" * 120)) as c, pytest.raises(Invalid, match="107"):
         c.hello()
+
+
+@pytest.mark.parametrize(
+    ("uid", "uid_map", "owner", "writable", "expected"),
+    [
+        (65_534, "0 3001 1\n", 65_534, False, True),
+        (65_534, "0 0 4294967295\n", 65_534, False, False),  # root is mapped: this is not root
+        (65_534, "0 3001 1\n", 65_534, True, False),  # a place that we could have made
+        (65_534, "0 3001 1\n", 0, False, False),  # a place of our own namespace
+        (3002, "0 3001 1\n", 65_534, False, False),
+    ],
+)
+def test_the_hosts_root_is_known_from_within_a_user_namespace(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    uid: int,
+    uid_map: str,
+    owner: int,
+    writable: bool,
+    expected: bool,
+) -> None:
+    """`unshare -Ur` changes nothing: only root can have made the system's own place."""
+    place = tmp_path / "run"
+    place.mkdir()
+    monkeypatch.setattr(connection.paths, "SYSTEM_SOCKET", place / "s.sock")
+    monkeypatch.setattr(connection.os, "access", lambda *_: writable)
+    real = Path.stat
+
+    def stat_of(path: Path, **options: bool) -> os.stat_result:
+        found = list(real(path, **options))
+        found[4] = owner
+        return os.stat_result(found)
+
+    monkeypatch.setattr(connection.Path, "stat", stat_of)
+    assert connection._may_be_hidden_root(uid, place / "s.sock", uid_map) is expected
+    assert not connection._may_be_hidden_root(uid, tmp_path / "other.sock", uid_map)

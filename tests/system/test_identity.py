@@ -62,6 +62,8 @@ def test_the_name_that_counts_is_the_kernel_s(host: Host) -> None:
     assert host.job(forged).user == "bob"
     inside = host.box.run("unshare", "-Ur", BIN / "python", "-c", HELLO, user="alice")
     assert inside.stdout.split() == ["0", "3001", "False"]
+    within = host.box.sh(f"unshare -Ur sh -c 'cd /tmp; {script}'", user="alice")
+    assert host.job(int(within)).user == "alice"
     switched = host.box.sh(f"runuser -u alice -- sh -c 'cd /tmp; {script}'")
     assert host.job(int(switched)).user == "alice"
 
