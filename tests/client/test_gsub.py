@@ -17,6 +17,7 @@ import pytest
 
 from gpusched_client.gsub import cli
 from tests.client.fake_server import FakeServer, Handler, Refusal
+from tests.support.daemon import until
 
 Serve = Callable[[dict[str, Handler]], FakeServer]
 GIB = 2**30
@@ -380,8 +381,7 @@ def test_an_interrupted_wait_leaves_the_job_and_says_its_id(serve: Serve) -> Non
     gsub = process("--wait", "true")
     assert gsub.stdout is not None
     assert gsub.stdout.readline().startswith("Submitted job 42")
-    while len(server.requests) < 2:
-        time.sleep(0.01)
+    until(lambda: len(server.requests) >= 2, "it waits")
     gsub.send_signal(signal.SIGINT)
     _, err = gsub.communicate(timeout=20)
     assert gsub.returncode == 130

@@ -17,6 +17,7 @@ from gpuschedd.gpus import GpuSourceDown, Want
 from gpuschedd.nvml import NvmlGpus, hanging_orphan
 from gpuschedd.nvml_child import PROCESS_NAME
 from tests.gpu.test_facts_library import wait_for_backoff
+from tests.support.daemon import until
 from tests.support.fake_nvml.driver import GIB, FakeDriver
 from tests.support.gpus import Source, leaks
 
@@ -75,14 +76,12 @@ def frozen(pid: int) -> Iterator[None]:
     try:
         (place / "tasks").write_text(str(pid))
         (place / "freezer.state").write_text("FROZEN")
-        end_s = time.monotonic() + 10
-        while (place / "freezer.state").read_text().strip() != "FROZEN":
-            assert time.monotonic() < end_s
+        state = place / "freezer.state"
+        until(lambda: state.read_text().strip() == "FROZEN", "it is frozen")
         yield
     finally:
         (place / "freezer.state").write_text("THAWED")
-        while (place / "tasks").read_text():
-            time.sleep(0.01)
+        until(lambda: not (place / "tasks").read_text(), "it is gone")
         place.rmdir()
 
 

@@ -17,6 +17,7 @@ from gpuschedd.attribution import Attribution, Stranger, Supervisor
 from gpuschedd.gpus import GpuProcess
 from gpuschedd.ledger import Ledger
 from gpuschedd.peaks import Seen, UseMeter
+from tests.support.daemon import until
 from tests.support.fake_nvml.driver import GIB, MIB, FakeDriver, uuid_of
 from tests.support.gpus import Judge, Source, held, key
 
@@ -80,12 +81,7 @@ def test_host_pids_lead_to_jobs_inside_containers_36() -> None:
 
 def _child_of(pid: int) -> int:
     children = Path(f"/proc/{pid}/task/{pid}/children")
-    for _ in range(1000):
-        found = children.read_text().split()
-        if found:
-            return int(found[0])
-        time.sleep(0.005)
-    raise AssertionError("unshare did not fork; are PID namespaces allowed here?")
+    return int(until(lambda: children.read_text().split(), "unshare forks")[0])
 
 
 def test_in_a_pid_namespace_an_empty_list_is_said_to_be_none_37(
