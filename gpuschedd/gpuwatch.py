@@ -263,6 +263,12 @@ class GpuWatch:
             self.first_sweep.set()
             await self._pause(worked)
 
+    async def close(self) -> None:
+        """End the look that is under way: nobody needs its answer any more."""
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.wait({self._looking})
+
     async def _pause(self, worked: bool) -> None:
         pause_s = self._controller.state.config.gpu_sample_interval_s * self._factor
         if not worked:

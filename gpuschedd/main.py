@@ -79,6 +79,7 @@ class Daemon:
         self.errors = RecentErrors()
         logging.getLogger().addHandler(self.errors)
         self._stop = asyncio.Event()
+        self._made_socket = False
 
     async def run(self) -> int:
         """Serve until told to stop; the exit status."""
@@ -220,6 +221,27 @@ class Daemon:
         self.controller.await_gpus()
         looping = asyncio.ensure_future(self.controller.run())
         watching = asyncio.ensure_future(self.watch.run())
+        stopping = asyncio.ensure_future(self._stop.wait())
+        starting = asyncio.ensure_future(self._start(looping))
+        ends: set[asyncio.Future[Any]] = {looping, watching, stopping}
+        # A driver that hangs may make the start long; who is told to stop does not wait for it.
+        await asyncio.wait({starting, *ends}, return_when=asyncio.FIRST_COMPLETED)
+        helpers: list[asyncio.Future[Any]] = [starting]
+        if starting.done():
+            starting.result()
+            helpers += [
+                asyncio.ensure_future(self._prune_regularly()),
+                asyncio.ensure_future(self._feed_watchdog()),
+                asyncio.ensure_future(self._look_for_accounts()),
+            ]
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        self.manager.send("STOPPING=1")
+        for task in (*helpers, *ends - {looping}):
+            task.cancel()
+        return await self._shut_down(looping, watching)
+
+    async def _start(self, looping: asyncio.Future[None]) -> None:
+        """Find every job again, look at the GPUs, then let clients in."""
         await self.actions.recover_all()
         await asyncio.wait({looping, self._settled()}, return_when=asyncio.FIRST_COMPLETED)
         await self._first_sweep(looping)
@@ -227,18 +249,6 @@ class Daemon:
         await self.server.listen(self._listening())
         self.manager.send("READY=1")
         log.info("ready version=%s socket=%s", __version__, self.options.socket)
-        helpers = [
-            asyncio.ensure_future(self._prune_regularly()),
-            asyncio.ensure_future(self._feed_watchdog()),
-            asyncio.ensure_future(self._look_for_accounts()),
-        ]
-        stopping = asyncio.ensure_future(self._stop.wait())
-        ends: set[asyncio.Future[Any]] = {looping, watching, stopping}
-        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        self.manager.send("STOPPING=1")
-        for task in (*helpers, watching, stopping):
-            task.cancel()
-        return await self._shut_down(looping, watching)
 
     def _settled(self) -> asyncio.Future[Any]:
         """Done when what recovery found is in the books: commands are taken in order."""
@@ -258,6 +268,7 @@ class Daemon:
         await self.server.close()
         await self.controller.stop()
         await self.actions.runner.close()
+        await self.watch.close()
         await self.source.close()
         status = 0
         for task in (looping, watching):
@@ -273,22 +284,23 @@ class Daemon:
                 status = 70
         self.handlers.close()
         self.controller.close()
-        if not self._was_passed:
+        if self._made_socket:
             self.options.socket.unlink(missing_ok=True)
         log.info("stopped")
         return status
 
     def _listening(self) -> socket.socket:
         passed = passed_socket()
-        self._was_passed = passed is not None
         if passed is not None:
             return passed
         is_system = self.options.is_system
-        return places.bind_socket(
+        bound = places.bind_socket(
             self.options.socket,
             mode=0o666 if is_system else 0o600,
             dir_mode=0o755 if is_system else 0o700,
         )
+        self._made_socket = True
+        return bound
 
     async def reload(self) -> tuple[str, ...]:
         """Read the configuration again; a bad one changes nothing and raises Invalid."""

@@ -68,8 +68,11 @@ def serve(requests: BinaryIO, replies: BinaryIO, handle: Callable[[Any], Any]) -
         request = read_frame(requests)
         if request is None:
             return
-        replies.write(frame(handle(request)))
-        replies.flush()
+        try:
+            replies.write(frame(handle(request)))
+            replies.flush()
+        except BrokenPipeError:
+            return  # nobody waits for this answer any more
 
 
 def main() -> None:

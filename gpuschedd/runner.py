@@ -10,11 +10,11 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from gpusched_client.terms import JobId
 from gpuschedd.attribution import Supervisor
@@ -78,6 +78,8 @@ class Runner:
         self._looking: dict[Key, bool] = {}  # value: look once more afterwards
         self._uids: dict[Key, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._hints: socket.socket | None = None
+        self._is_closed = False
         self._threads = ThreadPoolExecutor(LAUNCH_THREADS, thread_name_prefix="attempt")
         # Apart, so that a hung PID 1 delays starts and nothing else.
         self._launches = ThreadPoolExecutor(LAUNCH_THREADS, thread_name_prefix="launch")
@@ -124,7 +126,11 @@ class Runner:
         return dict(self._supervisors.values())
 
     async def close(self) -> None:
-        """Stop watching. Jobs and their supervisors live on."""
+        """Stop watching. Jobs and their supervisors live on; their hints wake the next daemon."""
+        self._is_closed = True
+        if self._hints is not None:
+            asyncio.get_running_loop().remove_reader(self._hints)
+            self._hints.close()
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -142,6 +148,7 @@ class Runner:
         hints.bind(os.fspath(path))
         os.chmod(path, 0o600)
         asyncio.get_running_loop().add_reader(hints, self._take_hints, hints)
+        self._hints = hints
 
     def _take_hints(self, hints: socket.socket) -> None:
         while True:
@@ -375,9 +382,11 @@ class Runner:
     def _lock(self, key: Key) -> asyncio.Lock:
         return self._locks.setdefault(key, asyncio.Lock())
 
-    def _go(self, work: Awaitable[None]) -> None:
+    def _go(self, work: Coroutine[Any, Any, None]) -> None:
+        if self._is_closed:
+            work.close()
+            return
         task = asyncio.ensure_future(work)
-        assert isinstance(task, asyncio.Task)
         self._tasks.add(task)
         task.add_done_callback(self._done)
 

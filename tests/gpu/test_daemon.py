@@ -435,6 +435,43 @@ def test_a_hang_blocks_no_restart(driver: FakeDriver, daemon_over: Start) -> Non
     daemon.start()
 
 
+def test_a_start_that_hangs_in_the_driver_can_be_stopped(
+    driver: FakeDriver, daemon_over: Start
+) -> None:
+    """Who is told to stop does not wait for a driver that never finishes its start."""
+    daemon = daemon_over(driver)
+    daemon.stop()
+    driver.add("hang nvmlInit_v2 *", "hang nvmlInitWithFlags *")
+    before = driver.calls()
+    daemon.spawn()
+    until(lambda: driver.calls() > before, "the start hangs")
+    began_s = time.monotonic()
+    assert daemon.stop() == 0
+    assert time.monotonic() - began_s < 5.0
+    assert not daemon.socket.exists()
+    driver.remove("hang")
+    daemon.start()
+
+
+def test_a_stop_leaves_nothing_half_done(driver: FakeDriver, daemon_over: Start) -> None:
+    """In the middle of a sweep that hangs, with jobs that end just then: no error in the log."""
+    daemon = daemon_over(driver, "--set", "nvml.sweep_deadline=1.0")
+    with daemon.client() as client:
+        for _ in range(4):
+            client.submit(["sleep", "0.7"], vram="2G", output="/dev/null")
+        until(lambda: client.gpus()[0].jobs, "they are placed")
+        driver.add("hang nvmlDeviceGetMemoryInfo_v2 *")
+    before = driver.calls()
+    until(lambda: driver.calls() > before, "a sweep hangs")
+    time.sleep(0.5)  # the child is killed a second after the sweep began, or after its pipe closed
+    assert daemon.stop() == 0
+    log = daemon.log.read_text()
+    assert "Traceback" not in log
+    assert " ERROR " not in log
+    driver.remove("hang")
+    daemon.start()
+
+
 def test_a_gpu_missing_from_an_answer_fails_nothing(driver: FakeDriver, daemon_over: Start) -> None:
     """Its job runs on, nothing new is placed there, and it comes back."""
     daemon = daemon_over(driver)
