@@ -298,8 +298,9 @@ class Handlers:
             row = AuditRow(now_s, caller.uid, caller.pid, method, "denied", detail)
             self._controller.tell(lambda batch: batch.audits.append(row))
 
-    def _hides(self, caller: Caller, job: Job) -> bool:
-        return self._controller.state.config.private and not caller.may_change(job)
+    def _hides_names(self, caller: Caller) -> bool:
+        """Whether the names of others' jobs are not for this caller."""
+        return self._controller.state.config.private and not caller.is_admin
 
     async def _read(self, caller: Caller, work: Callable[[History], T]) -> T:
         return await self._reads.ask(caller.uid, work)
@@ -373,6 +374,9 @@ class Handlers:
         if request.ended_within_s is not None:
             since_s = self._controller.clock.wall_s() - request.ended_within_s
         names, uids = _names_and_uids(request.users)
+        if request.name is not None and self._hides_names(caller):
+            # Who may not see a name may not try it either.
+            uids = [caller.uid] if uids is None or caller.uid in uids else []
         await self._budget.turn(caller.uid, request.limit)
         jobs, total = await self._read(
             caller,
@@ -398,8 +402,9 @@ class Handlers:
         shown = []
         for number, job in enumerate(jobs, start=1):
             present = state.jobs.get(job.job_id, job)
-            hidden = self._hides(caller, job)
-            shown.append(views.job_view(state, clock, present, expected, hidden=hidden))
+            own = caller.may_change(job)
+            hides = self._hides_names(caller) and not own
+            shown.append(views.job_view(state, clock, present, expected, own=own, hides_name=hides))
             if number % VIEWS_AT_ONCE == 0:
                 await self._budget.rest(caller.uid)
         return tuple(shown)
@@ -610,17 +615,16 @@ class Handlers:
         return WatchResult(last_event_id=last)
 
     def _event(self, caller: Caller, number: int, event: Event) -> protocol.Event:
-        private = self._controller.state.config.private
-        own = caller.is_admin or event.uid in (None, caller.uid)
-        data = dict(event.data) if own or not private else {}
+        if not (caller.is_admin or event.uid in (None, caller.uid)):
+            event = views.event_of_another(event, hides_name=self._hides_names(caller))
         return protocol.Event(
             event_id=number,
             at_s=event.at_s,
             kind=event.kind,
             job_id=event.job_id,
             uid=event.uid,
-            text=views.event_text(event) if own or not private else "",
-            data=data,
+            text=views.event_text(event),
+            data=dict(event.data),
         )
 
     async def _gpus(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import grp
+import os
 import pwd
 import socket
 import struct
@@ -54,10 +55,13 @@ def user_name(uid: int) -> str:
 
 
 def in_group(uid: int, group: str) -> bool:
-    """Whether uid belongs to the named group, primary or supplementary; unknown names: False."""
+    """Whether uid belongs to the named group, primary or supplementary; unknown names: False.
+
+    Asked from the user's side: directory services often leave the list of a group's members empty.
+    """
     try:
         account = pwd.getpwuid(uid)
-        entry = grp.getgrnam(group)
+        wanted = grp.getgrnam(group).gr_gid
     except KeyError:
         return False
-    return account.pw_gid == entry.gr_gid or account.pw_name in entry.gr_mem
+    return wanted in os.getgrouplist(account.pw_name, account.pw_gid)

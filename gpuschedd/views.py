@@ -29,9 +29,13 @@ def job_view(
     job: Job,
     expected: Mapping[JobId, ExpectedStart],
     *,
-    hidden: bool,
+    own: bool,
+    hides_name: bool,
 ) -> JobView:
-    """One job as everybody sees it; `hidden`: it is another's on a private host."""
+    """One job without its request. `own`: the caller may change it.
+
+    The words about an end are for the own ones alone: they name directories, logs and programs.
+    """
     indices = state.gpu_index_of()
     uuids = tuple(grant.uuid for grant in job.grants)
     view = JobView(
@@ -40,7 +44,7 @@ def job_view(
         reason=_reason(state, clock, job),
         user=job.user,
         uid=job.uid,
-        name=None if hidden else job.name,
+        name=None if hides_name else job.name,
         gpus=job.request.gpus,
         vram_bytes=job.request.vram_bytes,
         gpu_model=job.request.gpu_model,
@@ -61,7 +65,7 @@ def job_view(
         exit_code=job.exit_code,
         exit_signal=job.exit_signal,
         cause=str(job.cause) if job.cause else None,
-        cause_detail=job.cause_detail,
+        cause_detail=job.cause_detail if own else None,
         cpu_user_s=job.cpu_user_s,
         cpu_system_s=job.cpu_system_s,
         max_rss_bytes=job.max_rss_bytes,
@@ -159,6 +163,13 @@ def command_line(payload: Payload) -> str:
 def job_event(event: Event) -> JobEvent:
     """One line of a job's history."""
     return JobEvent(at_s=event.at_s, kind=event.kind, text=event_text(event))
+
+
+def event_of_another(event: Event, *, hides_name: bool) -> Event:
+    """What others hear of somebody's event: not why, which is in the words of who ordered it."""
+    if hides_name:
+        return replace(event, data={})
+    return replace(event, data={key: event.data[key] for key in event.data if key != "reason"})
 
 
 def event_text(event: Event) -> str:

@@ -6,6 +6,7 @@ import uuid
 
 import pytest
 
+from gpusched_client import Client
 from tests.support.host import USERS, Host
 
 pytestmark = [pytest.mark.root, pytest.mark.systemd]
@@ -124,6 +125,58 @@ def test_a_private_host_hides_names_and_directories(host: Host) -> None:
     host.until_state(job_id, "RUNNING")
     with host.client("bob") as bob:
         replies = repr([bob.job(job_id), bob.jobs(), bob.queue()])
+        guessed = bob.jobs(name="her-secret-name")
+        chosen = bob.jobs(name="her-secret-name", users=["alice"])
     assert "her-secret-name" not in replies
+    assert (guessed.total, chosen.total) == (0, 0)  # a name cannot be tried out either
     with host.client("alice") as alice:
         assert alice.job(job_id).name == "her-secret-name"
+        assert [job.job_id for job in alice.jobs(name="her-secret-name").jobs] == [job_id]
+
+
+def test_how_a_job_ended_is_told_to_all_and_in_whose_words_to_its_owner(host: Host) -> None:
+    """The words name directories, logs and programs; a reason is its giver's own."""
+    secret = f"secret-{uuid.uuid4().hex}"
+    before = last_event_id(host)
+    ids = [
+        host.sh("alice", "true", cwd=f"/home/alice/{secret}"),
+        host.sh("alice", "true", output=f"/home/alice/{secret}/log"),
+        host.submit("alice", f"/home/alice/{secret}", name="named"),
+        host.sh("alice", "sleep 60", gpus=1),
+    ]
+    host.until_state(ids[-1], "RUNNING")
+    with host.client("alice") as alice:
+        alice.cancel(ids[-1], reason=secret)
+    for job_id in ids:
+        host.wait(job_id)
+    with host.client("bob") as bob:
+        seen = [bob.job(job_id) for job_id in ids]
+        replies = [seen, bob.jobs(ids=ids), bob.wait(ids), *heard_of(bob, before, ids)]
+    assert [job.cause for job in seen] == ["setup", "setup", "exit", "cancelled"]
+    assert secret not in repr(replies)
+    with host.client("alice") as alice:
+        assert all(secret in str(alice.job(job_id).cause_detail) for job_id in ids)
+        assert secret in repr(heard_of(alice, before, ids))
+
+
+def last_event_id(host: Host) -> int:
+    """The newest event in the books."""
+    database = "file:/var/lib/gpuschedd/gpuschedd.sqlite3?mode=ro"
+    query = "SELECT coalesce(max(event_id), 0) FROM event"
+    code = (
+        f"import sqlite3; books = sqlite3.connect({database!r}, uri=True); "
+        f"print(*books.execute({query!r}).fetchone())"
+    )
+    return int(host.box.run("/usr/bin/python3", "-c", code).stdout)
+
+
+def heard_of(client: Client, before: int, ids: list[int]) -> list[object]:
+    """The events after `before`, to the last end of these jobs."""
+    open_ids, heard = set(ids), []
+    for event in client.watch(since=before):
+        heard.append(event)
+        if event.kind == "job_ended":
+            open_ids.discard(event.job_id or 0)
+        if not open_ids:
+            return heard
+    raise AssertionError("the watch ended before the jobs")
