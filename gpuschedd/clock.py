@@ -29,16 +29,31 @@ class Clock(Protocol):
         """The kernel's id of this boot."""
 
 
+def boottime_s() -> float:
+    """CLOCK_BOOTTIME in seconds: since boot, suspend included."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def wall_s() -> float:
+    """Unix time in seconds, for records and for what others stamp with it."""
+    return time.time()
+
+
+def wall_text(at_s: float) -> str:
+    """The local time of day, for reasons that people read."""
+    return time.strftime("%H:%M:%S", time.localtime(at_s))
+
+
 class SystemClock:
     """The host's clocks."""
 
     def boottime_s(self) -> float:
         """CLOCK_BOOTTIME in seconds."""
-        return time.clock_gettime(time.CLOCK_BOOTTIME)
+        return boottime_s()
 
     def wall_s(self) -> float:
         """Unix time in seconds."""
-        return time.time()
+        return wall_s()
 
     def boot_id(self) -> str:
         """The kernel's random id of this boot."""

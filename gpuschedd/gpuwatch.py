@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
 from gpusched_client.terms import GpuUuid, JobId
 from gpuschedd.attribution import Attribution, JobKey
+from gpuschedd.clock import boottime_s
 from gpuschedd.config import Config
 from gpuschedd.controller import Controller
 from gpuschedd.core import admission
@@ -122,7 +122,7 @@ class GpuWatch:
         """Since the last sweep that worked; None before the first."""
         if self._sample is None:
             return None
-        return max(0.0, _boottime_s() - self._sample.taken_boottime_s)
+        return max(0.0, boottime_s() - self._sample.taken_boottime_s)
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -148,7 +148,7 @@ class GpuWatch:
         uuids = [grant.uuid for grant in job.grants]
         self.meter.forget(key)
         if uuids:
-            self._ledger.job_ended(key, uuids, _boottime_s())
+            self._ledger.job_ended(key, uuids, boottime_s())
             self._poke.set()
             self.retake()
 
@@ -284,7 +284,7 @@ class GpuWatch:
 
     async def _sweep(self) -> bool:
         """One sample; False when it failed."""
-        began_s = _boottime_s()
+        began_s = boottime_s()
         try:
             sample = await self._source.sample(self._want())
         except GpuSourceDown as down:
@@ -300,7 +300,7 @@ class GpuWatch:
         processes = [process for r in sample.readings for process in r.processes or ()]
         if processes:
             await asyncio.to_thread(self._attribution.learn, processes)
-        self._keep_cheap(sample.cost_s, _boottime_s() - began_s)
+        self._keep_cheap(sample.cost_s, boottime_s() - began_s)
         self._take(sample)
         return True
 
@@ -311,7 +311,7 @@ class GpuWatch:
         every_s = config.nvml.health_interval_s
         if self._health.is_anyone_ill:
             every_s = min(every_s, SICK_CHECK_S)
-        health = self._wants_checks or _boottime_s() - self._checked_s >= every_s
+        health = self._wants_checks or boottime_s() - self._checked_s >= every_s
         return Want(
             busy_uuids=frozenset(held),
             fresh_uuids=self._ledger.stale_since(sample_s),
@@ -348,7 +348,7 @@ class GpuWatch:
         uuids = {info.uuid for info in wanted}
         readings = tuple(self._with_checks(r) for r in sample.readings if r.uuid in uuids)
         sample = replace(sample, inventory=wanted, readings=readings)
-        now_s = _boottime_s()
+        now_s = boottime_s()
         for reading in readings:
             self._missing_since_s.pop(reading.uuid, None)
         self._info |= {info.uuid: info for info in wanted}
@@ -384,7 +384,7 @@ class GpuWatch:
     def _take_health(self, sample: Sample) -> None:
         asked = [r for r in sample.readings if self._checks.get(r.uuid) is r]
         if asked:
-            self._checked_s = _boottime_s()
+            self._checked_s = boottime_s()
         self._wants_checks = bool(sample.events)
         judged = replace(
             sample,
@@ -439,7 +439,7 @@ class GpuWatch:
         return facts
 
     def _standing(self) -> Standing:
-        state, now_s = self._controller.state, _boottime_s()
+        state, now_s = self._controller.state, boottime_s()
         rows = state.gpu_rows.items()
         sick = {uuid: self._health.illness(uuid) for uuid in self._info}
         badges = {uuid: self._health.badge(uuid) for uuid in self._info}
@@ -591,7 +591,7 @@ class GpuWatch:
         for (key, uuid), seen in facts.seen.items():
             if uuid in readings:
                 self.meter.add(key, readings[uuid], seen, step_s)
-        moved = self.meter.to_save(_boottime_s())
+        moved = self.meter.to_save(boottime_s())
         if moved:
             self._controller.tell(lambda batch: batch.gpu_uses.extend(moved))
 
@@ -605,10 +605,6 @@ class GpuWatch:
 
 def _rules(config: Config) -> HealthRules:
     return rules_of(config.nvml.quarantine_xids, config.nvml.reboot_xids)
-
-
-def _boottime_s() -> float:
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _grown(grant: Grant, peak: int, job: Job, buffer: float) -> Grant:

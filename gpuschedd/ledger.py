@@ -8,12 +8,12 @@ Reads nothing: who a process belongs to and what it is called is handed in.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpusched_client.terms import GpuUuid, JobId
 from gpuschedd.attribution import JobKey, Stranger
+from gpuschedd.clock import boottime_s
 from gpuschedd.config import ProcessRule, Sharing
 from gpuschedd.core.model import Gpu, GpuState
 from gpuschedd.gpus import GpuInfo, GpuProcess, GpuReading, Sample
@@ -367,7 +367,7 @@ class Ledger:
         at_s, job_id = self._ended.get(uuid, (None, None))
         if at_s is None:
             return "that no process owns"
-        age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - at_s
+        age_s = boottime_s() - at_s
         if age_s < AFTERGLOW_S:
             return f"that job {job_id} leaves behind"
         return f"that no process owns (job {job_id} was the last here)"

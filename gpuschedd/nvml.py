@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from gpusched_client.terms import GpuUuid
+from gpuschedd.clock import boottime_s, wall_s, wall_text
 from gpuschedd.config import Nvml
 from gpuschedd.gpus import (
     Accounts,
@@ -249,7 +250,7 @@ class NvmlGpus:
     async def sample(self, want: Want) -> Sample:
         """One sweep by the child, started where there is none. Raises GpuSourceDown."""
         async with self._lock:
-            taken_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+            taken_s = boottime_s()
             child = await self._ready_child()
             reply = await self._ask(child, self._sweep_request(want), self._deadline_s())
             self._failures = 0
@@ -386,8 +387,8 @@ class NvmlGpus:
     def _hold_off(self, text: str, pause_s: float) -> None:
         """Say since when, and try again after a pause."""
         if self._down_since_s is None:
-            self._down_since_s = time.time()
-        since = time.strftime("%H:%M:%S", time.localtime(self._down_since_s))
+            self._down_since_s = wall_s()
+        since = wall_text(self._down_since_s)
         self._down_text = f"{text}; no answer since {since}"
         self._not_before_s = time.monotonic() + pause_s
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuschedd import nvml_topology
+from gpuschedd.clock import wall_s
 from gpuschedd.nvml_library import (
     DRIVER_NOT_LOADED,
     FUNCTION_NOT_FOUND,
@@ -512,7 +513,7 @@ class Driver:
 
     def _process_utilization(self, device: Device) -> dict[str, int]:
         """Percent by pid since the last question, without strangers, old and absurd rows."""
-        now_us = time.time_ns() // 1000
+        now_us = int(wall_s() * 1e6)
         since_us = device.utilization_since_us or now_us - int(UTILIZATION_STALE_S * 1e6)
         try:
             rows = self._lib.call("nvmlDeviceGetProcessUtilization", device.handle, since_us)

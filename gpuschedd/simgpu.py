@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from gpusched_client.errors import Invalid
 from gpusched_client.terms import GpuUuid
 from gpusched_client.units import parse_bytes
 from gpuschedd import simclaims
+from gpuschedd.clock import boottime_s
 from gpuschedd.gpus import Accounts, GpuInfo, GpuProcess, GpuReading, Sample, Want
 
 SIMULATED_GPUS_MAX = 1_024
@@ -75,7 +75,7 @@ class SimulatedGpus:
                 if uuid in processes:
                     processes[uuid].append(GpuProcess(claim.pid, claim.start_ticks, size))
         return Sample(
-            taken_boottime_s=time.clock_gettime(time.CLOCK_BOOTTIME),
+            taken_boottime_s=boottime_s(),
             inventory=self.inventory,
             readings=tuple(_reading(gpu, processes[gpu.uuid]) for gpu in self.inventory),
         )

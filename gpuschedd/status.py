@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from gpusched_client.protocol import LoggedProblem, StatusResult
 from gpusched_client.terms import JobState
 from gpusched_client.units import bytes_text
 from gpuschedd import __version__
+from gpuschedd.clock import wall_s
 from gpuschedd.core.model import GpuState
 from gpuschedd.state import State
 from gpuschedd.store import DATABASE_NAME
@@ -71,7 +71,7 @@ class Status:
         self._mode, self._launch = mode, launch
         self._errors = errors
         self._look = look
-        self._started_at_s = time.time()
+        self._started_at_s = wall_s()
 
     async def take(self, *, for_admin: bool) -> StatusResult:
         """The whole of it; the log's lines for admins only."""

@@ -35,6 +35,15 @@ OWNERS = {
         "gpuschedd/supervisor.py",
     },
 }
+#: The supervisor stands alone, without the package around it.
+CLOCK_OWNERS = {"gpuschedd/clock.py", "gpuschedd/supervisor.py"}
+CLOCK_READINGS = frozenset(
+    {
+        *(("time", name) for name in ("time", "time_ns", "clock_gettime", "clock_gettime_ns")),
+        *(("datetime", name) for name in ("now", "utcnow", "today")),
+        ("date", "today"),
+    }
+)
 
 
 def _imports(path: Path) -> Iterator[str]:
@@ -82,6 +91,29 @@ def test_each_edge_has_one_owner(module: str) -> None:
         if any(name.split(".")[0] == module for name in _imports(path))
     }
     assert users <= OWNERS[module]
+
+
+def _clock_readings(path: Path) -> Iterator[str]:
+    """Where a file asks for wall or boot time; the monotonic clock is for own deadlines."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name | ast.Attribute):
+            owner = node.value.id if isinstance(node.value, ast.Name) else node.value.attr
+            if (owner, node.attr) in CLOCK_READINGS:
+                yield f"line {node.lineno}: {owner}.{node.attr}"
+        elif isinstance(node, ast.ImportFrom) and node.module in ("time", "datetime"):
+            names = {(str(node.module), alias.name) for alias in node.names}
+            yield from (f"line {node.lineno}: {name}" for _, name in names & CLOCK_READINGS)
+
+
+def test_one_module_reads_the_clock() -> None:
+    """Tests can give the daemon another time only where it has one place to ask."""
+    found = [
+        f"{_shown(path)}, {reading}"
+        for path in _sources(DAEMON)
+        if _shown(path) not in CLOCK_OWNERS
+        for reading in _clock_readings(path)
+    ]
+    assert found == []
 
 
 def test_the_supervisor_needs_the_standard_library_alone() -> None:
