@@ -58,6 +58,7 @@ log = logging.getLogger(__name__)
 BATCH_COMMANDS_MAX = 1_000
 QUEUE_COMMANDS_MAX = 20_000
 STORAGE_RETRY_S = 1.0
+CLOSED_RETRY_S = 5.0  # between two looks whether the host lets users in again
 WARNED_PART = 0.9  # of a time limit: then watchers and the log hear of it
 PROMISE_NEWS_S = 1.0  # a promise that moves forward by less is no event
 
@@ -99,13 +100,18 @@ class Controller:
         groups_of: Callable[[str], tuple[str, ...]],
         probe: Callable[[], None],
         last_event_id: int = 0,
+        closed_by: Callable[[], str | None] = lambda: None,
     ) -> None:
-        """`probe` writes and removes a file in the state directory, or raises OSError."""
+        """`probe` writes and removes a file in the state directory, or raises OSError.
+
+        `closed_by` names the file that closes the host to users.
+        """
         self.state = state
         self.clock = clock
         self._store = store
         self._groups_of = groups_of
         self._probe = probe
+        self._closed_by = closed_by
         self.last_event_id = last_event_id
         self._probing: asyncio.Future[None] | None = None
         self._commands: list[Command] = []
@@ -452,7 +458,8 @@ class Controller:
         self.counters["passes"] += 1
         # As of the snapshot: a start decided even a moment later would end past what was planned.
         batch = Batch(self.state, snapshot.now_s, self.clock.to_wall_s(snapshot.now_s))
-        blocked = self.state.storage_blocked is not None
+        self._see_whether_closed()
+        blocked = self.state.storage_blocked is not None or self.state.host_closed is not None
         if not blocked:
             for start in made.starts:
                 self._place(batch, start)
@@ -467,6 +474,15 @@ class Controller:
         self._adopt_plan(made, rows)
         self.counters["starts"] += 0 if blocked else len(made.starts)
         self._set_timer(made)
+
+    def _see_whether_closed(self) -> None:
+        """As of this pass: jobs that were started now would all fail at their account."""
+        closed = self._closed_by()
+        if closed is not None and self.state.host_closed is None:
+            log.warning("host_closed text=%s exists: no job starts until it is gone", closed)
+        elif closed is None and self.state.host_closed is not None:
+            log.info("host_open")
+        self.state.host_closed = closed
 
     def _place(self, batch: Batch, start: Start) -> None:
         job = batch.job(start.job_id)
@@ -573,6 +589,8 @@ class Controller:
             self._timer.cancel()
             self._timer = None
         times = [made.next_change_at_s] if made.next_change_at_s is not None else []
+        if self.state.host_closed is not None:
+            times.append(self.clock.now_s() + CLOSED_RETRY_S)
         times += [
             at_s
             for job in map(self.state.jobs.__getitem__, self.state.delayed)

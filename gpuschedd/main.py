@@ -41,6 +41,7 @@ from gpuschedd.simgpu import SimulatedGpus
 from gpuschedd.state import State, policy_of
 from gpuschedd.status import Look, RecentErrors, Status
 from gpuschedd.store import DATABASE_NAME, History, Store, StoreBroken, StoreFull, StoreUnusable
+from gpuschedd.supervisor import closed_by
 from gpuschedd.systemd_launcher import SystemdLauncher
 
 log = logging.getLogger("gpuschedd")
@@ -99,6 +100,7 @@ class Daemon:
             self.accounts.groups,
             lambda: places.probe(state_dir),
             loaded.last_event_id,
+            closed_by if self.options.is_system else lambda: None,
         )
         if self.settings.names_groups:
             await self.accounts.learn(state.user_of.values())

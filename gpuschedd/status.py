@@ -118,6 +118,8 @@ class Status:
             yield "the state directory cannot be looked at"
         elif free_bytes < LITTLE_DISK_BYTES:
             yield f"{bytes_text(free_bytes)} are left for the database"
+        if self._state.host_closed is not None:
+            yield f"no job starts: the host is closed to users, {self._state.host_closed} exists"
         yield from self._job_problems()
 
     def _gpu_problems(self) -> Iterator[str]:

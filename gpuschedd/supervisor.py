@@ -95,6 +95,7 @@ UID_NOBODY, UID_INVALID = 65534, 2**32 - 1
 UID_MIN_DEFAULT = 1000
 PAM_SERVICE = "gpusched"
 PAM_DIRECTORIES = ("/etc/pam.d", "/usr/lib/pam.d", "/usr/share/pam.d")
+NOLOGIN_FILES = ("/run/nologin", "/etc/nologin")
 DEFAULT_PATH = b"/usr/local/bin:/usr/bin:/bin"
 # A job must not speak to PID 1 in the name of its unit.
 UNIT_VARIABLES = (b"NOTIFY_SOCKET", b"WATCHDOG_PID", b"WATCHDOG_USEC", b"LISTEN_PID", b"LISTEN_FDS")
@@ -124,6 +125,10 @@ class Refused(Exception):
 
 class SetupFailed(Exception):
     """The child could not become the user or open the user's files; the text goes on the job."""
+
+
+class HostClosed(SetupFailed):
+    """PAM lets nobody in for now: no fault of the job's, which must wait."""
 
 
 class ExecFailed(Exception):
@@ -670,6 +675,29 @@ def account_of(user: str, uid: int) -> pwd.struct_passwd:
     return by_name
 
 
+def pam_stack() -> str | None:
+    """The file with the private stack."""
+    places = (f"{place}/{PAM_SERVICE}" for place in PAM_DIRECTORIES)
+    return next((place for place in places if os.path.exists(place)), None)
+
+
+def closed_by() -> str | None:
+    """The file that closes the host to users, before a shutdown for instance (pam_nologin(8)).
+
+    None where there is none, or where the stack does not ask for it.
+    """
+    found = next((path for path in NOLOGIN_FILES if os.path.exists(path)), None)
+    stack = None if found is None else pam_stack()
+    if stack is None:
+        return None
+    try:
+        with open(stack, "rb") as file:
+            heeded = re.search(rb"^[^#\n]*\bpam_nologin\b", file.read(2**16), re.MULTILINE)
+    except OSError:
+        return None
+    return found if heeded else None
+
+
 class _PamMessage(ctypes.Structure):
     _fields_ = (("style", ctypes.c_int), ("text", ctypes.c_char_p))
 
@@ -706,7 +734,7 @@ class Pam:
         self._said: list[str] = []
 
     def open_session(self, user: str) -> None:
-        if not any(os.path.exists(f"{place}/{PAM_SERVICE}") for place in PAM_DIRECTORIES):
+        if pam_stack() is None:
             reason = f"no PAM service {PAM_SERVICE} ({PAM_DIRECTORIES[0]}/{PAM_SERVICE} is missing)"
             raise SetupFailed(f"{reason}; `gpuschedd install` puts it in place")
         handle = ctypes.c_void_p()
@@ -726,7 +754,8 @@ class Pam:
             text = self._lib.pam_strerror(handle, status) or b"unknown"
             said = "".join(f" ({line})" for line in self._said)
             reason = text.decode("utf-8", "replace")
-            raise SetupFailed(f"PAM {step} refused: {reason}{said}")
+            kind = SetupFailed if closed_by() is None else HostClosed
+            raise kind(f"PAM {step} refused: {reason}{said}")
 
     def _converse(self, count: int, messages: Any, answers: Any, _data: Any) -> int:
         """Nobody is there to answer: remarks are kept for the reason, questions refused."""
@@ -735,7 +764,8 @@ class Pam:
             return self._CONV_ERR
         for index in range(count):
             text = messages[index].contents.text or b""
-            self._said.append(text.decode("utf-8", "replace").strip())
+            if text.strip():
+                self._said.append(text.decode("utf-8", "replace").strip())
         # The caller frees it: an array of {char *text; int code}, all empty.
         answers[0] = _libc.calloc(count, ctypes.sizeof(_PamMessage))
         return self._SUCCESS
@@ -958,6 +988,8 @@ class Child:
         except ExecFailed as failure:
             code = failure.code
             self._report(failed=str(failure)[:REASON_CHARS_MAX])
+        except HostClosed as closed:
+            self._report(closed=str(closed)[:REASON_CHARS_MAX])
         except SetupFailed as failure:
             self._report(failed=str(failure)[:REASON_CHARS_MAX])
         except BaseException as error:
@@ -1396,6 +1428,10 @@ class Supervisor:
         elif "ready" in line:
             self._logs = line["logs"]
             self._open_gate()
+        elif "closed" in line:
+            # Nothing has run: without a record the daemon starts the job again, once it may.
+            complain(line["closed"])
+            self._abandoned = True
         elif self._cause is None:
             self._reason = line["failed"]
             if self._started_s is None:

@@ -213,6 +213,10 @@ def reason_for(state: State, clock: SchedulerClock, job: Job) -> Reason:
             PendingReason.STORAGE,
             f"the state directory cannot be written: {state.storage_blocked}",
         )
+    if state.host_closed is not None:
+        return Reason(
+            PendingReason.HOST_CLOSED, f"the host is closed to users: {state.host_closed} exists"
+        )
     if state.plan is None or job.job_id not in state.queues:
         return Reason(PendingReason.NONE, "not looked at yet")
     reason = reason_of(state.plan, job.job_id)

@@ -66,10 +66,11 @@ class SystemHost(Host):
         self.use()
         os.chown(self.work, ALICE, ALICE)
 
-    def use(self, *before: str) -> None:
+    def use(self, *before: str, prepare: str = "") -> None:
         """Launch in the namespace, through `before` (strace and its options)."""
         names = ("passwd", "group", "shadow", "pam.d")
         mounts = "".join(f"mount --bind {self.etc}/{name} /etc/{name} && " for name in names)
+        mounts += prepare
         wrapper = self.root / "python"
         command = " ".join([*before, sys.executable])
         wrapper.write_text(
@@ -136,6 +137,27 @@ def test_whoever_may_not_run_is_refused_with_the_reason(
     assert (end.code, end.cause) == (None, "setup")
     assert words in str(end.reason)
     assert job.started() is None
+
+
+CLOSE = "mount -t tmpfs none /run && touch /run/nologin && "
+
+
+def test_a_host_that_closes_at_the_last_moment_leaves_the_job_to_be_started_again(
+    host: SystemHost,
+) -> None:
+    (host.etc / "pam.d" / "gpusched").write_text(f"account required pam_nologin.so\n{PAM}")
+    host.use(prepare=CLOSE)
+    job = host.sh("true")
+    host.wait_dead(job)
+    seen = job.observe()
+    assert (seen.started, seen.ended, seen.exit) == (None, None, None)
+
+
+def test_a_closed_host_is_no_excuse_where_the_stack_does_not_ask(host: SystemHost) -> None:
+    host.use(prepare=CLOSE)
+    end = host.wait_exit(host.sh("true", user="erin", uid=ERIN))
+    assert end.cause == "setup"
+    assert "expired" in str(end.reason)
 
 
 def test_without_the_private_pam_stack_nothing_runs(host: SystemHost) -> None:

@@ -55,16 +55,30 @@ def test_a_deleted_user_s_jobs_never_run_as_who_gets_the_uid(host: Host, dave: i
     assert f"uid={dave}(dave)" in host.box.sh("cat /home/dave/mark")
 
 
-def test_an_expired_account_and_a_closed_host_start_nothing(host: Host, dave: int) -> None:
+def test_an_expired_account_starts_nothing(host: Host, dave: int) -> None:
     del dave
     host.box.run("chage", "--expiredate", "2020-01-01", "dave")
     job = host.wait(host.sh("dave", "true"))
     assert (job.state, job.cause) == ("FAILED", "setup")
     assert "expired" in str(job.cause_detail)
+
+
+def test_while_the_host_is_closed_jobs_wait_with_the_reason(host: Host) -> None:
+    """As before a shutdown: a queue that were started then would fail from end to end."""
     host.box.run("touch", "/run/nologin")
-    closed = host.wait(host.sh("alice", "true"))
+    ids = [host.sh("alice", "true") for _ in range(3)]
+
+    def reason() -> str | None:
+        found = host.job(ids[-1]).reason
+        return found.text if found is not None and found.code == "HostClosed" else None
+
+    assert "/run/nologin" in until(reason, "the job says why it waits")
+    assert [host.job(job_id).attempt for job_id in ids] == [1, 1, 1]
+    status = host.box.run("gctl", "status", check=False)
+    assert status.returncode == 1
+    assert "closed to users" in status.stdout
     host.box.run("rm", "/run/nologin")
-    assert (closed.state, closed.cause) == ("FAILED", "setup")
+    assert [host.wait(job_id).exit_code for job_id in ids] == [0, 0, 0]
 
 
 def test_limits_hold_jobs_back_with_the_reason(host: Host) -> None:
