@@ -425,10 +425,24 @@ def _effective_capabilities() -> int:
     return 0
 
 
+class OneLine(logging.Formatter):
+    """Lines that hold users' words and remain one line each, with nothing for a terminal to obey.
+
+    A traceback follows its line as ever.
+    """
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """The line, unprintable characters escaped."""
+        line = super().formatMessage(record)
+        if line.isprintable():
+            return line
+        return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)
+
+
 def _set_up_logging() -> None:
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
-    )
+    to_stderr = logging.StreamHandler(sys.stderr)
+    to_stderr.setFormatter(OneLine("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[to_stderr])
 
 
 def _run(options: Options) -> int:

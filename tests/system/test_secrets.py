@@ -159,6 +159,18 @@ def test_how_a_job_ended_is_told_to_all_and_in_whose_words_to_its_owner(host: Ho
         assert secret in repr(heard_of(alice, before, ids))
 
 
+def test_words_of_users_stay_within_their_line_of_the_log(host: Host) -> None:
+    job_id = host.sh("alice", "sleep 60", gpus=1)
+    host.until_state(job_id, "RUNNING")
+    forged = f"over\n2026-01-01 00:00:00,000 INFO job_ended job={job_id} uid=0 forged\x1b]0;x\x07"
+    with host.client("alice") as alice:
+        alice.cancel(job_id, reason=forged)
+    host.wait(job_id)
+    (line,) = [line for line in host.journal().split("\n") if "forged" in line]
+    assert f"cancel_requested job={job_id} uid={USERS['alice']}" in line
+    assert line.isprintable()
+
+
 def last_event_id(host: Host) -> int:
     """The newest event in the books."""
     database = "file:/var/lib/gpuschedd/gpuschedd.sqlite3?mode=ro"
