@@ -14,6 +14,7 @@ import pwd
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
 from gpuschedd.supervisor import uid_min
@@ -82,6 +83,28 @@ def groups_of(user: str) -> tuple[str, ...]:
     except (KeyError, OSError):
         return ()
     return tuple(_group_names(numbers))
+
+
+def unknown_names(names: Iterable[str], admin_group: str) -> list[str]:
+    """What of a configuration names nobody here, in words. Blocks."""
+    unknown = []
+    if admin_group and not _exists(partial(grp.getgrnam, admin_group)):
+        unknown.append(f"there is no group {admin_group} (admin_group)")
+    for name in dict.fromkeys(names):
+        if name.startswith("@"):
+            if not _exists(partial(grp.getgrnam, name[1:])):
+                unknown.append(f"there is no group {name[1:]} ({name})")
+        elif not _exists(partial(pwd.getpwnam, name)):
+            unknown.append(f"there is no user {name}")
+    return unknown
+
+
+def _exists(look: Callable[[], object]) -> bool:
+    try:
+        look()
+    except (KeyError, ValueError):  # a name with a NUL is nobody's either
+        return False
+    return True
 
 
 def _group_names(numbers: Iterable[int]) -> Iterator[str]:

@@ -335,14 +335,18 @@ class Config:
     jobs: Jobs = Jobs()
 
     @property
-    def names_groups(self) -> bool:
-        """Whether any line asks which groups a user is in."""
-        names = (
+    def names(self) -> tuple[str, ...]:
+        """All users and @groups for whom a line says something of their jobs."""
+        return (
             *(name for name, _ in self.shares),
             *(name for name, _ in self.limits.users),
             *self.jobs.users,
         )
-        return any(name.startswith("@") for name in names)
+
+    @property
+    def names_groups(self) -> bool:
+        """Whether any line asks which groups a user is in."""
+        return any(name.startswith("@") for name in self.names)
 
 
 READ_AT_START = frozenset({"simulate", "exec_jobs"})

@@ -20,7 +20,7 @@ import click
 from gpusched_client import paths
 from gpusched_client.errors import GpuschedError
 from gpuschedd import __version__, config, holds, install, places
-from gpuschedd.accounts import Accounts
+from gpuschedd.accounts import Accounts, unknown_names
 from gpuschedd.actions import Actions, Surroundings
 from gpuschedd.attribution import Attribution
 from gpuschedd.audience import Audience
@@ -235,6 +235,7 @@ class Daemon:
                 asyncio.ensure_future(self._prune_regularly()),
                 asyncio.ensure_future(self._feed_watchdog()),
                 asyncio.ensure_future(self._look_for_accounts()),
+                asyncio.ensure_future(self._look_for_names()),
             ]
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         self.manager.send("STOPPING=1")
@@ -321,6 +322,7 @@ class Daemon:
         self.budget.per_second = fresh.limits.requests_per_second
         self.watch.reconfigure()
         log.info("reloaded changed=%s", ",".join(changed))
+        await self._look_for_names()
         return tuple(
             f"{key} (from the next start)" if key in config.READ_AT_START else key
             for key in changed
@@ -359,6 +361,15 @@ class Daemon:
                         back.append(job.job_id)
             if back:
                 self.controller.tell(partial(holds.release_accounts, job_ids=back))
+
+    async def _look_for_names(self) -> None:
+        """A name in the configuration that is nobody's is a slip, or an account to come."""
+        if not self.options.is_system:
+            return
+        names, admin_group = self.settings.names, self.settings.admin_group
+        with suppress(TimeoutError):
+            for text in await self.accounts.ask(partial(unknown_names, names, admin_group)):
+                log.warning("config_names_nobody text=%s", text)
 
     async def _feed_watchdog(self) -> None:
         """From the loop that does the work: a stuck loop is a dead daemon."""
@@ -537,6 +548,9 @@ def check_config(system: bool, file: Path | None) -> None:
     changed = config.changed_keys(read_config(replace(options, config=Path(os.devnull))), found)
     state = "is good" if path.exists() else "is missing, which is good: all is at its default"
     click.echo(f"{path} {state}; it sets {', '.join(changed) or 'nothing'}")
+    if is_system:
+        for text in unknown_names(found.names, found.admin_group):
+            click.echo(f"note: {text}")
 
 
 cli.add_command(replay)

@@ -91,6 +91,24 @@ def test_a_bad_configuration_is_refused_with_line_and_cure(host: Host) -> None:
     assert gpuschedd(host, "check-config", "--system")[0] == 0
 
 
+def test_names_in_the_configuration_that_are_nobody_s_are_pointed_out(host: Host) -> None:
+    """Not refused: an account may be yet to come, and must not keep the daemon from its start."""
+    more = 'admin_group = "operaters"\n[limits.alcie]\nmax_gpus = 1\n[limits."@shared"]\n'
+    host.box.disk(CONFIG).write_text(f'simulate = "4x24G"\n{more}')
+    status, said = gpuschedd(host, "check-config", "--system")
+    assert status == 0
+    notes = [line for line in said.splitlines() if line.startswith("note: ")]
+    assert notes == [
+        "note: there is no group operaters (admin_group)",
+        "note: there is no user alcie",
+    ]
+    host.admin(lambda client: client.reload())
+    logged = host.admin(lambda client: client.status()).last_errors
+    assert {note.removeprefix("note: ") for note in notes} <= {
+        problem.text.partition("text=")[2] for problem in logged
+    }
+
+
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [("chmod g+w", "others may write it"), ("chown alice", "belongs to uid")],
