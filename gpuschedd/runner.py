@@ -326,7 +326,9 @@ class Runner:
 
     async def _end_leftovers(self, key: Key, seen: Observation) -> bool:
         """End the processes of an attempt without supervisor; True while some are left."""
-        uid = self._uids[key]
+        uid = self._uids.get(key)
+        if uid is None:
+            return False  # forgotten meanwhile: its end is in the books
         left = await self._in_thread(
             lambda: self._launcher.kill_leftovers(*key, self._instance, uid, seen.started)
         )
