@@ -102,7 +102,7 @@ class GpuWatch:
         self._checks: dict[GpuUuid, GpuReading] = {}
         self._factor = 1
         self._looking: asyncio.Task[bool] | None = None
-        self._strays: set[Violation] = set()
+        self._strays: set[tuple[str, Violation]] = set()  # told already
         self._xids: list[Xid] = []
         self._warned: frozenset[str] = frozenset()
         self._reopens = False  # until the first sample after a release
@@ -564,9 +564,9 @@ class GpuWatch:
                 ("gpu_left_behind", facts.leftovers),
             )
             for stray in strays
-            if stray not in self._strays
         ]
-        self._strays = {*facts.violations, *facts.leftovers}
+        told = {(kind, stray) for kind, stray in self._strays if stray.uuid not in facts.listed}
+        new, self._strays = [each for each in new if each not in self._strays], told | set(new)
         if not new:
             return
 

@@ -72,6 +72,7 @@ class Facts:
     peaks: Mapping[tuple[JobKey, GpuUuid], int] = field(default_factory=dict)
     violations: tuple[Violation, ...] = ()
     leftovers: tuple[Violation, ...] = ()  # of attempts that are over
+    listed: frozenset[GpuUuid] = frozenset()  # whose processes this sample tells
 
 
 @dataclass(slots=True)
@@ -116,12 +117,17 @@ class Ledger:
         self._own_peaks: dict[tuple[JobKey, GpuUuid], int] = {}
         self._ended: dict[GpuUuid, tuple[float, JobId]] = {}  # boot time, last job
         self._last: dict[GpuUuid, Gpu] = {}  # use and foreign use by the last sample that counts
+        self._glow_ends_s: dict[GpuUuid, float] = {}
+        self._held_up: set[GpuUuid] = set()  # foreign use was there before the last job ended
         self._empty_ownerless: dict[GpuUuid, int] = {}  # while no job was there
 
-    def job_ended(self, key: JobKey, uuids: Iterable[GpuUuid], boottime_s: float) -> None:
-        """Samples taken before boottime_s say nothing more about these GPUs."""
+    def job_ended(self, key: JobKey, uuids: Iterable[GpuUuid], at_s: float) -> None:
+        """Samples taken before at_s (boot time) say nothing more about these GPUs."""
         for uuid in uuids:
-            self._ended[uuid] = (boottime_s, key[0])
+            self._ended[uuid] = (at_s, key[0])
+            self._glow_ends_s.pop(uuid, None)
+            if uuid in self._foreign_since_s:
+                self._held_up.add(uuid)
             self._own_peaks.pop((key, uuid), None)
 
     def stale_since(self, sample_s: float) -> frozenset[GpuUuid]:
@@ -133,10 +139,10 @@ class Ledger:
         readings = {reading.uuid: reading for reading in sample.readings}
         live = {holding.key for held in holdings.values() for holding in held}
         gpus, seen_keys = [], set()
-        outdated: set[GpuUuid] = set()
         seen: dict[tuple[JobKey, GpuUuid], Seen] = {}
         out_of_place: list[Violation] = []
         left: list[Violation] = []
+        listed: set[GpuUuid] = set()
         for info in sample.inventory:
             reading = readings.get(info.uuid)
             gpu = _identity(info, reading)
@@ -145,31 +151,38 @@ class Ledger:
             if before is not None and self._is_outdated(info.uuid, sample):
                 # Its processes may be those of the job that has ended: what was known before stays.
                 gpu = replace(before, index=gpu.index)
-                outdated.add(info.uuid)
             elif reading is not None and reading.fault is None:
                 count = self._count(info, reading, held, live)
                 seen_keys |= {foreign.key(info.uuid) for foreign in count.foreign}
                 self._see(info, count, seen)
                 gpu = self._with_use(gpu, info, reading, count, held, now_s)
                 self._last[info.uuid] = gpu
-                self._find_strays(info.uuid, count, live, out_of_place, left)
+                if reading.processes is not None:
+                    listed.add(info.uuid)
+                    self._find_strays(info.uuid, count, live, out_of_place, left)
             elif reading is not None and reading.fault == "unsupported":
                 gpu = self._without_memory(gpu, info, reading, held, live)
             gpus.append(self._with_state(gpu, info, reading, standing, sample))
-        answered = {reading.uuid for reading in sample.readings if reading.fault is None}
-        self._forget_foreign(seen_keys, answered - outdated)
+        self._forget_foreign(seen_keys, listed)
         for own, entry in seen.items():
             self._own_peaks[own] = max(entry.used_bytes or 0, self._own_peaks.get(own, 0))
-        return Facts(tuple(gpus), seen, dict(self._own_peaks), tuple(out_of_place), tuple(left))
+        return Facts(
+            gpus=tuple(gpus),
+            seen=seen,
+            peaks=dict(self._own_peaks),
+            violations=tuple(out_of_place),
+            leftovers=tuple(left),
+            listed=frozenset(listed),
+        )
 
     def _is_outdated(self, uuid: GpuUuid, sample: Sample) -> bool:
         """A job has ended on the GPU since the sample was taken."""
         ended_s, _ = self._ended.get(uuid, (0.0, None))
         return sample.taken_boottime_s < ended_s
 
-    def _forget_foreign(self, seen: set[ProcessKey], answered: set[GpuUuid]) -> None:
-        """A foreign peak lasts until its process has left the list of a GPU that answers."""
-        gone = [key for key in self._foreign_peaks if key not in seen and key[0] in answered]
+    def _forget_foreign(self, seen: set[ProcessKey], listed: set[GpuUuid]) -> None:
+        """A foreign peak lasts until its process has left its GPU's list."""
+        gone = [key for key in self._foreign_peaks if key not in seen and key[0] in listed]
         for key in gone:
             del self._foreign_peaks[key]
 
@@ -227,7 +240,9 @@ class Ledger:
         if not at_home:
             self._empty_ownerless[info.uuid] = count.ownerless
             return
-        before = self._empty_ownerless.setdefault(info.uuid, count.ownerless)
+        # What an earlier job left behind may have gone since.
+        before = min(count.ownerless, self._empty_ownerless.get(info.uuid, count.ownerless))
+        self._empty_ownerless[info.uuid] = before
         if len(at_home) == 1 and len(count.own) == 1 and not count.foreign:
             count.charged = max(0, count.ownerless - before)
             count.ownerless -= count.charged
@@ -278,6 +293,8 @@ class Ledger:
             return gpu
         buffer = 1 + self.sharing.spike_buffer
         peaks = sum(math.ceil(foreign.peak * buffer) for foreign in count.foreign)
+        if reading.processes is None:
+            peaks = self._remembered(info.uuid, reading.used_bytes, buffer)
         known = peaks + _in_steps(count.ownerless)
         unexplained = 0
         if not info.coherent:
@@ -293,13 +310,39 @@ class Ledger:
             foreign_since_s=self._since_s(gpu.uuid, foreign_bytes > threshold, now_s),
             foreign_text=self._foreign_text(info.uuid, count, unexplained),
             whole_idle=loud == 0 or loud < threshold,
+            leaves_by_s=self._leaves_by_s(info.uuid, count, foreign_bytes, now_s),
         )
 
+    def _remembered(self, uuid: GpuUuid, used: int, buffer: float) -> int:
+        """Foreign peaks while no list tells who is still there: no more than is in use."""
+        peaks = [peak for key, peak in self._foreign_peaks.items() if key[0] == uuid]
+        return min(_in_steps(used), sum(math.ceil(peak * buffer) for peak in peaks))
+
+    def _leaves_by_s(
+        self, uuid: GpuUuid, count: _Count, foreign_bytes: int, now_s: float
+    ) -> float | None:
+        """When memory that an ended job leaves behind should be gone; None: it is not only that."""
+        end_s = self._glow_end_s(uuid, now_s)
+        return end_s if foreign_bytes and not count.foreign and end_s > now_s else None
+
+    def _glow_end_s(self, uuid: GpuUuid, now_s: float) -> float:
+        """Until when ownerless memory is the last job's, in scheduler time; the same each time."""
+        if uuid in self._held_up:
+            return now_s
+        return self._glow_ends_s.setdefault(uuid, now_s + max(0.0, self._afterglow_s(uuid)))
+
+    def _afterglow_s(self, uuid: GpuUuid) -> float:
+        """How long ownerless memory still counts as that of the GPU's last job."""
+        at_s, _ = self._ended.get(uuid, (-math.inf, None))
+        return at_s + AFTERGLOW_S - boottime_s()
+
     def _since_s(self, uuid: GpuUuid, is_foreign: bool, now_s: float) -> float | None:
+        """Since when it is foreign use: what an ended job leaves behind is none at first."""
         if not is_foreign:
             self._foreign_since_s.pop(uuid, None)
+            self._held_up.discard(uuid)
             return None
-        return self._foreign_since_s.setdefault(uuid, now_s)
+        return self._foreign_since_s.setdefault(uuid, max(now_s, self._glow_end_s(uuid, now_s)))
 
     def _explained(self, reading: GpuReading, held: Sequence[Holding], count: _Count) -> int:
         """How much of what is in use our jobs stand for: no more than they hold together.
@@ -367,8 +410,7 @@ class Ledger:
         at_s, job_id = self._ended.get(uuid, (None, None))
         if at_s is None:
             return "that no process owns"
-        age_s = boottime_s() - at_s
-        if age_s < AFTERGLOW_S:
+        if self._afterglow_s(uuid) > 0 and uuid not in self._held_up:
             return f"that job {job_id} leaves behind"
         return f"that no process owns (job {job_id} was the last here)"
 

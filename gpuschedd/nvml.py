@@ -46,9 +46,11 @@ BACKOFF_MIN_S, BACKOFF_MAX_S = 1.0, 60.0
 ABSENT_RETRY_S = 30.0  # no driver: it may be installed or loaded later
 INIT_EVERY_S = 5.0  # at most one start of the driver in this time
 DEATH_S = 1.0  # a killed child that lives longer hangs in the kernel
+LAST_BREATH_S = 0.1  # one that was killed just now takes no longer
 STRIKES_MAX = 2  # then the GPU is left out
 PAROLE_MIN_S, PAROLE_MAX_S = 60.0, 3600.0  # until it is asked again
 ACCOUNTS_DEADLINE_S = 2.0
+LIST_FAILURES_MAX = 3  # in a row: so long the last list of a GPU's processes stands
 RECOUNT_EVERY_S = 60.0  # GPUs in /proc: a plugged or drained one needs a new child
 
 
@@ -118,6 +120,8 @@ class Child:
             if not asking.done():
                 asking.cancel()
                 await asyncio.wait({asking})
+            if not asking.cancelled():
+                asking.exception()  # also where nobody waits for it any more
 
     async def _converse(self, request: dict[str, Any]) -> dict[str, Any]:
         await self._write(frame(request))
@@ -235,6 +239,7 @@ class NvmlGpus:
         self._inventory: tuple[GpuInfo, ...] = ()
         self._warnings: tuple[str, ...] = ()
         self._lists: dict[GpuUuid, tuple[tuple[GpuProcess, ...] | None, int | None]] = {}
+        self._list_failures: dict[GpuUuid, int] = {}  # in a row
         self._strikes: dict[int, _Strikes] = {}
         self._known: dict[int, GpuUuid] = {}  # by the driver's index, as last seen
         self._left_out: frozenset[GpuUuid] = frozenset()
@@ -345,6 +350,7 @@ class NvmlGpus:
         self._known |= {gpu.index: gpu.uuid for gpu in opened if gpu.parent_uuid is None}
         self._warnings = tuple(reply["warnings"])
         self._lists.clear()
+        self._list_failures.clear()
         log.info(
             "driver_opened version=%s gpus=%d seconds=%.2f",
             self.driver,
@@ -376,6 +382,7 @@ class NvmlGpus:
             text = f"the driver's process gave an answer that is none: {error}"
         except asyncio.CancelledError:
             child.kill()  # its reply would be taken for that of the next request
+            self._child, self._undead = None, child
             raise
         self._strike(gpu, name)
         self._failures += 1
@@ -416,7 +423,7 @@ class NvmlGpus:
     async def _bury_undead(self) -> None:
         """No second child beside one that hangs in the kernel: it would hang too."""
         assert self._undead is not None
-        if not await self._undead.gone(0.0):
+        if not await self._undead.gone(LAST_BREATH_S):
             pid = self._undead.process.pid
             self._hold_off(
                 f"the driver hangs: its process {pid} cannot be ended; only a reboot may help",
@@ -512,8 +519,11 @@ class NvmlGpus:
         if "processes" in entry:
             rows = tuple(GpuProcess(*row) for row in entry["processes"])
             self._lists[uuid] = (rows, entry.get("listed_used"))
+            self._list_failures.pop(uuid, None)
         elif "list_reason" in entry:
-            self._lists[uuid] = (None, None)
+            failures = self._list_failures[uuid] = self._list_failures.get(uuid, 0) + 1
+            if failures > LIST_FAILURES_MAX:
+                self._lists.pop(uuid, None)
         processes, listed_used = self._lists.get(uuid, (None, None))
         checks = entry.get("checks")
         return GpuReading(

@@ -450,6 +450,8 @@ class Driver:
             kinds = self._rows(device, now_s)
         except Failed as failure:
             reading["list_reason"] = f"the driver lists no processes: {failure.text}"
+            if failure.code not in (NOT_SUPPORTED, FUNCTION_NOT_FOUND, NO_PERMISSION):
+                device.listed_s -= LIST_IDLE_S - LIST_BUSY_S  # soon again
             return
         device.listed_pids = frozenset(kinds)
         reading["listed_used"] = used

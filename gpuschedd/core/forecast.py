@@ -35,7 +35,7 @@ from gpuschedd.core.plan import plan
 from gpuschedd.core.priority import queue_order
 from gpuschedd.core.reasons import plural
 from gpuschedd.core.reservation import shadow
-from gpuschedd.core.timeline import Host, planned_end_s
+from gpuschedd.core.timeline import Host, foreign_end_s, planned_end_s
 
 WALK_PASSES_MIN = 10
 WALK_WORK_MAX = 200_000
@@ -113,7 +113,7 @@ def _advanced(state: Snapshot, made: Plan, policy: Policy) -> Snapshot | None:
     return replace(
         state,
         now_s=next_s,
-        gpus=tuple(_settled(gpu, next_s, policy) for gpu in state.gpus),
+        gpus=tuple(_settled(gpu, state.now_s, next_s, policy) for gpu in state.gpus),
         running=tuple(job for job in running if job.job_id not in gone),
         queues=queues,
         promise=made.promise,
@@ -124,19 +124,17 @@ def _advanced(state: Snapshot, made: Plan, policy: Policy) -> Snapshot | None:
 def _settling_s(state: Snapshot, policy: Policy) -> Iterator[float]:
     """When the GPUs themselves change: foreign use gets old, a sample comes in."""
     for gpu in state.gpus:
-        if gpu.foreign_since_s is not None:
-            old_at_s = gpu.foreign_since_s + policy.foreign_age_s
-            if old_at_s > state.now_s:
-                yield old_at_s
+        end_s = foreign_end_s(gpu, state.now_s, policy)
+        if (gpu.foreign_bytes or not gpu.whole_idle) and end_s != NEVER_S:
+            yield end_s
         if gpu.state is GpuState.OK and not gpu.fresh:
             yield state.now_s + policy.fresh_allowance_s
 
 
-def _settled(gpu: Gpu, now_s: float, policy: Policy) -> Gpu:
+def _settled(gpu: Gpu, before_s: float, now_s: float, policy: Policy) -> Gpu:
     """The GPU later on, foreign use counted as ended where the timeline counts it so."""
-    since_s = gpu.foreign_since_s
-    if since_s is not None and since_s + policy.foreign_age_s == now_s:
-        gpu = replace(gpu, foreign_bytes=0, whole_idle=True, foreign_since_s=None)
+    if foreign_end_s(gpu, before_s, policy) == now_s:
+        gpu = replace(gpu, foreign_bytes=0, whole_idle=True, foreign_since_s=None, leaves_by_s=None)
     return gpu if gpu.fresh else replace(gpu, fresh=True)
 
 

@@ -82,6 +82,7 @@ class Gpu:
     """One GPU as last seen. `foreign_bytes` holds buffered peaks and ownerless memory already.
 
     `foreign_since_s` None with foreign memory or use: of unknown age, so it counts as old.
+    `leaves_by_s`: all of it is an ended job's, which the driver should have taken back by then.
     `whole_idle` False: foreign use is above the threshold below which a whole-GPU job may have it.
     `shareable` False (compute mode): one process only, so at most one job.
     `links`: (peer, score) for each peer, larger is better; `island`: GPUs linked all to all.
@@ -99,6 +100,7 @@ class Gpu:
     foreign_bytes: int = 0
     foreign_since_s: float | None = None
     foreign_text: str = ""
+    leaves_by_s: float | None = None
     whole_idle: bool = True
     shareable: bool = True
     fresh: bool = True

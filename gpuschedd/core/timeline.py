@@ -58,7 +58,12 @@ def planned_end_s(job: RunningJob, now_s: float, policy: Policy) -> float:
 
 
 def foreign_end_s(gpu: Gpu, now_s: float, policy: Policy) -> float:
-    """When foreign use counts as ended: as it reaches `foreign_age_s`; never once it is older."""
+    """When foreign use counts as ended: as it reaches `foreign_age_s`; never once it is older.
+
+    An ended job's memory counts as that job's for a while: it leaves soon.
+    """
+    if gpu.leaves_by_s is not None and gpu.leaves_by_s > now_s:
+        return gpu.leaves_by_s
     if gpu.foreign_since_s is None:
         return NEVER_S
     old_at_s = gpu.foreign_since_s + policy.foreign_age_s

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 from gpuschedd.gpus import GpuSourceDown, Want
 from gpuschedd.nvml import NvmlGpus, hanging_orphan
 from gpuschedd.nvml_child import PROCESS_NAME
+from tests.gpu.test_daemon import another
 from tests.gpu.test_facts_library import wait_for_backoff
 from tests.support.daemon import until
 from tests.support.fake_nvml.driver import GIB, FakeDriver
@@ -163,6 +165,30 @@ def _state(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except OSError:
         return "Z"
+
+
+def test_a_sweep_that_is_called_off_blames_no_gpu(driver: FakeDriver, gpus: Open) -> None:
+    """Its child is ended, for the answer is not the next one's; the next sweep has a new child."""
+    another(driver)
+    source = gpus()
+    source.sample()
+    driver.add("hang nvmlDeviceGetMemoryInfo_v2 0")
+
+    async def call_off() -> None:
+        before = driver.calls()
+        asking = asyncio.ensure_future(source.source.sample(Want()))
+        while driver.calls() == before:
+            await asyncio.sleep(0.01)
+        asking.cancel()
+        await asyncio.wait({asking})
+
+    for _ in range(3):
+        driver.remove("hang")
+        source.sample()
+        driver.add("hang nvmlDeviceGetMemoryInfo_v2 0")
+        source.run(call_off())
+    driver.remove("hang")
+    assert [reading.fault for reading in source.sample().readings] == [None, None]
 
 
 def test_what_a_library_prints_is_no_reply(driver: FakeDriver, gpus: Open) -> None:

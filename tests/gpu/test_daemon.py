@@ -316,6 +316,11 @@ def test_a_job_on_a_gpu_that_it_was_not_granted_is_on_record(
         gpu = client.gpus()[1]
         assert (gpu.foreign_bytes or 0) >= 5000 * MIB
         assert f"of job {job.id}, not granted to it" in (gpu.reason or "")
+        driver.add(f"error nvmlDeviceGetComputeRunningProcesses_v3 1 {UNKNOWN}")
+        until(lambda: "not granted" not in (client.gpus()[1].reason or ""), "no list tells it")
+        driver.remove("error")
+        until(lambda: "not granted" in (client.gpus()[1].reason or ""), "the list is back")
+        assert kinds(client.job(job.id)).count("gpu_not_granted") == 1
 
 
 def test_jobs_get_their_gpus_by_every_name(driver: FakeDriver, daemon_over: Start) -> None:

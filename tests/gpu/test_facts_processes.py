@@ -16,9 +16,10 @@ from gpuschedd import nvml_driver
 from gpuschedd.attribution import Attribution, Stranger, Supervisor
 from gpuschedd.gpus import GpuProcess
 from gpuschedd.ledger import Ledger
+from gpuschedd.nvml import LIST_FAILURES_MAX
 from gpuschedd.peaks import Seen, UseMeter
 from tests.support.daemon import until
-from tests.support.fake_nvml.driver import GIB, MIB, FakeDriver, uuid_of
+from tests.support.fake_nvml.driver import GIB, MIB, UNKNOWN, FakeDriver, uuid_of
 from tests.support.gpus import Judge, Source, held, key
 
 Open = Callable[..., Source]
@@ -292,3 +293,16 @@ def test_displays_and_ignored_processes_leave_a_gpu_idle(judge: Judge) -> None:
     assert quiet(picky, 12, 642 * MIB)
     assert not quiet(picky, 13, 642 * MIB)
     assert quiet(picky, 14, 60 * MIB)
+
+
+def test_a_list_that_fails_now_and_then_is_the_last_one(driver: FakeDriver, gpus: Open) -> None:
+    """Who was there is there; only a driver that lists nobody any more says nothing."""
+    driver.process(0, os.getpid(), GIB)
+    source = gpus()
+    assert [process.pid for process in source.reading().processes or ()] == [os.getpid()]
+    driver.add(f"error nvmlDeviceGetComputeRunningProcesses_v3 0 {UNKNOWN}")
+    for _ in range(LIST_FAILURES_MAX):
+        assert [process.pid for process in source.reading().processes or ()] == [os.getpid()]
+    assert source.reading().processes is None
+    driver.remove("error")
+    assert [process.pid for process in source.reading().processes or ()] == [os.getpid()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gpusched_client.terms import GpuUuid
+from gpuschedd.clock import boottime_s
 from gpuschedd.gpus import GpuInfo, GpuProcess, GpuReading, Sample
 from tests.support.gpus import GIB, MIB, Judge, headroom, held, key
 
@@ -107,3 +108,45 @@ def test_a_sample_older_than_a_jobs_end_counts_for_nothing(judge: Judge) -> None
     assert facts.gpus[0].fresh is False
     newer = judge.gpu(sample(2 * GIB, (9, 2 * GIB), taken_s=3.0), holdings={})
     assert (newer.foreign_bytes, newer.fresh) == (before.foreign_bytes, True)
+
+
+def test_a_list_that_fails_frees_nothing_that_was_foreign(judge: Judge) -> None:
+    """A job that has not allocated yet must not explain away a stranger's memory."""
+    holdings = {UUID: [held(1, 20 * GIB)]}
+    before = judge.gpu(sample(10 * GIB, (9, 10 * GIB)), holdings=holdings)
+    blind = judge.gpu(sample(10 * GIB, listed=False, taken_s=2.0), holdings=holdings)
+    assert blind.foreign_bytes >= 10 * GIB
+    assert headroom(blind, 20 * GIB) <= 18 * GIB
+    gone = judge.gpu(sample(0, listed=False, taken_s=3.0), holdings=holdings)
+    assert gone.foreign_bytes == 0
+    after = judge.gpu(sample(10 * GIB, (9, 10 * GIB), taken_s=4.0), holdings=holdings)
+    assert after.foreign_bytes == before.foreign_bytes
+
+
+def test_memory_that_a_job_leaves_behind_is_its_own_at_first(judge: Judge) -> None:
+    """For half a minute it is about to go; what is there later is foreign use, new by then."""
+    judge.owners[7] = key(3)
+    judge.gpu(sample(8 * GIB, (7, 8 * GIB)), holdings={UUID: [held(3, 8 * GIB)]})
+    ended_s = boottime_s()
+    judge.ledger.job_ended(key(3), [UUID], ended_s)
+    glow = judge.gpu(sample(8 * GIB, taken_s=ended_s + 0.1))
+    assert glow.foreign_bytes == 8 * GIB
+    assert "job 3 leaves behind" in glow.foreign_text
+    assert glow.leaves_by_s is not None
+    assert 1025.0 < glow.leaves_by_s <= 1030.0
+    assert glow.foreign_since_s == glow.leaves_by_s
+    again = judge.gpu(sample(8 * GIB, taken_s=ended_s + 0.2))
+    assert again.leaves_by_s == glow.leaves_by_s
+    judge.ledger.job_ended(key(3), [UUID], ended_s - 31.0)
+    later = judge.gpu(sample(8 * GIB, taken_s=ended_s + 0.3))
+    assert later.leaves_by_s is None
+    assert "job 3 was the last here" in later.foreign_text
+
+
+def test_what_was_foreign_before_a_jobs_end_is_not_its_afterglow(judge: Judge) -> None:
+    """A leak that many short jobs pass by does not get young again with each of them."""
+    leak = judge.gpu(sample(8 * GIB))
+    assert leak.foreign_since_s == 1000.0
+    judge.ledger.job_ended(key(3), [UUID], boottime_s())
+    after = judge.gpu(sample(8 * GIB, taken_s=boottime_s() + 1))
+    assert (after.foreign_since_s, after.leaves_by_s) == (1000.0, None)
