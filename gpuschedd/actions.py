@@ -218,6 +218,13 @@ class Actions:
             minors=tuple(
                 known[grant.uuid].minor if grant.uuid in known else None for grant in job.grants
             ),
+            capabilities=tuple(
+                node
+                for grant in job.grants
+                if grant.uuid in known and known[grant.uuid].parent_uuid is not None
+                for node in known[grant.uuid].device_nodes
+                if node.startswith(devices.CAPABILITY_NODES)
+            ),
             memory_bytes=job.memory_bytes,
             cpus=job.cpus,
             tasks_max=self._controller.state.config.jobs.max_processes,

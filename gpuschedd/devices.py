@@ -15,6 +15,8 @@ from pathlib import Path
 DEV = Path("/dev")
 PROC_DEVICES = Path("/proc/devices")
 NODES_MAX = 10_000  # walked below /dev; more is not a /dev
+CAPABILITIES_GROUP = "nvidia-caps"  # rights to MIG slices, one node each
+CAPABILITY_NODES = "/dev/nvidia-caps/"
 _GPU_NODE = re.compile(r"nvidia(\d+)")
 _GROUP = re.compile(r"[A-Za-z0-9_./:+-]+")
 
@@ -34,26 +36,37 @@ def gpu_nodes(dev: Path = DEV) -> dict[int, Path]:
 
 
 def allowed(
-    minors: Iterable[int | None], dev: Path = DEV, proc_devices: Path = PROC_DEVICES
+    minors: Iterable[int | None],
+    capabilities: Iterable[str] = (),
+    dev: Path = DEV,
+    proc_devices: Path = PROC_DEVICES,
 ) -> tuple[str, ...] | None:
     """DeviceAllow values for a job that was granted these GPUs; None: there is nothing to filter.
 
     Whole groups of /proc/devices but those that hold GPU nodes, and of these every other node by
-    its path. Raises DeviceMissing.
+    its path. Of the rights to slices only `capabilities`, the nodes of the granted ones: the
+    GPU's own node is the same for all its slices. Raises DeviceMissing.
     """
     gpus = gpu_nodes(dev)
     if not gpus:
         return None
     granted = [_node_of(minor, gpus) for minor in minors]
+    granted += [_capability(Path(node)) for node in capabilities]
     kinds = {_kind(path.stat()) for path in gpus.values()}
     closed = {kind for kind in kinds if kind is not None}
     groups = [
         f"{letter}-{name} rw"
         for letter, major, name in _groups(proc_devices)
-        if (letter, major) not in closed
+        if (letter, major) not in closed and name != CAPABILITIES_GROUP
     ]
     beside = [f"{path} rw" for path in _nodes_beside(dev, closed, set(gpus.values()))]
-    return (*groups, *beside, *(f"{path} rw" for path in granted))
+    return (*groups, *beside, *dict.fromkeys(f"{path} rw" for path in granted))
+
+
+def _capability(path: Path) -> Path:
+    if not path.exists():
+        raise DeviceMissing(f"{path} does not exist; `nvidia-modprobe -f` or `nvidia-smi` makes it")
+    return path
 
 
 def _node_of(minor: int | None, gpus: dict[int, Path]) -> Path:

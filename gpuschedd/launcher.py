@@ -50,10 +50,12 @@ class Bounds:
     """What the attempt's unit is held to. Direct launch cannot, and passes it over.
 
     `minors`: device minors of the granted GPUs, None where the driver names none. Other None: no
-    bound. `cpus` is in CPUs' worth of time. `grace_s` is what the supervisor takes to end a job.
+    bound. `capabilities`: device nodes of granted MIG slices. `cpus` is in CPUs' worth of time.
+    `grace_s` is what the supervisor takes to end a job.
     """
 
     minors: tuple[int | None, ...] = ()
+    capabilities: tuple[str, ...] = ()
     memory_bytes: int | None = None
     cpus: float | None = None
     tasks_max: int | None = None

@@ -87,7 +87,7 @@ class SystemdLauncher(DirectLauncher):
 
     def _device_properties(self, bounds: Bounds) -> Iterator[str]:
         try:
-            found = devices.allowed(bounds.minors)
+            found = devices.allowed(bounds.minors, bounds.capabilities)
         except (OSError, devices.DeviceMissing) as error:
             raise LaunchFailed(str(error)) from error
         if found is None:

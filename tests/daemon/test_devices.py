@@ -50,8 +50,8 @@ def node(dev: Path) -> MakeNode:
     return make
 
 
-def allowed(dev: Path, *minors: int | None) -> set[str] | None:
-    found = devices.allowed(minors, dev, dev.parent / "devices")
+def allowed(dev: Path, *minors: int | None, capabilities: tuple[str, ...] = ()) -> set[str] | None:
+    found = devices.allowed(minors, capabilities, dev, dev.parent / "devices")
     return None if found is None else set(found)
 
 
@@ -67,9 +67,22 @@ def test_all_but_the_gpus_that_were_not_granted_stays_open(dev: Path, node: Make
     node("nvidia-uvm", 237, 0)
     assert allowed(dev, 1) == {
         *("char-mem rw", "char-/dev/vc/0 rw", "char-tty rw", "char-misc rw", "char-pts rw"),
-        *("char-nvidia-uvm rw", "char-nvidia-caps rw", "block-loop rw", "block-blkext rw"),
+        *("char-nvidia-uvm rw", "block-loop rw", "block-blkext rw"),
         *(f"{dev}/nvidiactl rw", f"{dev}/nvidia-modeset rw", f"{dev}/nvidia1 rw"),
     }
+
+
+def test_a_slice_opens_its_own_rights_and_no_others(dev: Path, node: MakeNode) -> None:
+    """All slices of a GPU share its node: what tells them apart are the capability nodes."""
+    node("nvidia0", 195, 0)
+    for number in (2, 21, 22, 30, 31):
+        node(f"nvidia-caps/nvidia-cap{number}", 238, number)
+    own = tuple(f"{dev}/nvidia-caps/nvidia-cap{number}" for number in (21, 22))
+    found = allowed(dev, 0, capabilities=own)
+    assert found is not None
+    assert {value for value in found if "caps" in value} == {f"{path} rw" for path in own}
+    with pytest.raises(devices.DeviceMissing, match="nvidia-cap99 does not exist"):
+        allowed(dev, 0, capabilities=(f"{dev}/nvidia-caps/nvidia-cap99",))
 
 
 def test_a_link_to_a_gpu_opens_it_to_nobody(dev: Path, node: MakeNode) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,7 @@ class StandIn:
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
-    monkeypatch.setattr(devices, "allowed", lambda _minors: None)
+    monkeypatch.setattr(devices, "allowed", lambda _minors, _capabilities: None)
     return StandIn(tmp_path)
 
 
@@ -68,14 +69,19 @@ def test_the_line_holds_the_attempt_and_its_bounds_and_nothing_else(run: StandIn
 def test_devices_are_closed_but_for_those_given(
     run: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(devices, "allowed", lambda minors: (f"/dev/nvidia{minors[0]} rw",))
-    run.launcher().launch(run.job, Bounds(minors=(3,)))
+    def allowed(minors: Sequence[int], capabilities: Sequence[str]) -> tuple[str, ...]:
+        return (f"/dev/nvidia{minors[0]} rw", f"{capabilities[0]} rw")
+
+    monkeypatch.setattr(devices, "allowed", allowed)
+    cap = "/dev/nvidia-caps/nvidia-cap21"
+    run.launcher().launch(run.job, Bounds(minors=(3,), capabilities=(cap,)))
+    assert f"DeviceAllow={cap} rw" in run.asked()
     assert "DevicePolicy=closed" in run.asked()
     assert "DeviceAllow=/dev/nvidia3 rw" in run.asked()
 
 
 def test_a_missing_device_starts_nothing(run: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(_minors: object) -> None:
+    def missing(_minors: object, _capabilities: object) -> None:
         raise devices.DeviceMissing("/dev/nvidia3 does not exist")
 
     monkeypatch.setattr(devices, "allowed", missing)
