@@ -171,6 +171,12 @@ def pick(inventory: Iterable[GpuInfo], wanted: tuple[int | str, ...]) -> tuple[G
     return tuple(gpu for gpu in gpus if gpu.uuid in chosen or gpu.parent_uuid in chosen)
 
 
+def nameless(inventory: Iterable[GpuInfo], wanted: tuple[int | str, ...]) -> tuple[str, ...]:
+    """The names in the configuration that are no GPU's here: a slip, or one that is gone."""
+    gpus = tuple(inventory)
+    return tuple(str(name) for name in wanted if not any(_is_named(gpu, name) for gpu in gpus))
+
+
 def _is_named(gpu: GpuInfo, name: int | str) -> bool:
     if gpu.index == name or str(gpu.index) == name:
         return True

@@ -30,6 +30,7 @@ from gpuschedd.gpus import (
     GpuSourceDown,
     Sample,
     Want,
+    nameless,
     pick,
 )
 from gpuschedd.health import (
@@ -108,6 +109,7 @@ class GpuWatch:
         self._reopens = False  # until the first sample after a release
         self.released: str | None = None  # why the driver is let go of
         self.problem: str | None = None
+        self.misnamed: str | None = None  # why none of the host's GPUs is ours
         self.first_sweep = asyncio.Event()
 
     # --- for others ---------------------------------------------------------------------------
@@ -116,6 +118,11 @@ class GpuWatch:
     def is_stale(self) -> bool:
         """True while the last sweeps failed."""
         return self.problem is not None or self.released is not None
+
+    @property
+    def trouble(self) -> str | None:
+        """Why there is nothing to place on, as far as driver and configuration tell."""
+        return self.problem or self.misnamed
 
     @property
     def sample_age_s(self) -> float | None:
@@ -296,7 +303,7 @@ class GpuWatch:
             log.info("gpus_back")
             self.problem = None
         self._reopens = False
-        self._note_warnings(sample.warnings)
+        self._note_warnings((*sample.warnings, *self._slips(sample)))
         processes = [process for r in sample.readings for process in r.processes or ()]
         if processes:
             await asyncio.to_thread(self._attribution.learn, processes)
@@ -323,6 +330,16 @@ class GpuWatch:
             log.warning("gpus_down error=%s", text)
         self.problem = text
         self.retake()
+
+    def _slips(self, sample: Sample) -> tuple[str, ...]:
+        """What the configuration calls GPUs and is none here."""
+        wanted = self._controller.state.config.gpus
+        names = nameless(sample.inventory, wanted)
+        present = ", ".join(str(gpu.index) for gpu in sample.inventory) or "none"
+        text = f"gpus names {', '.join(names)}: no such GPU here (there are {present})"
+        self.misnamed = text if names and not pick(sample.inventory, wanted) else None
+        self._controller.state.gpu_problem = self.misnamed
+        return (text,) if names else ()
 
     def _note_warnings(self, warnings: tuple[str, ...]) -> None:
         for text in warnings:

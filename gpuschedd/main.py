@@ -205,7 +205,7 @@ class Daemon:
             own_uid=os.getuid(),
             gpus_stale=lambda: self.watch.is_stale,
             gpus_used=lambda: self.watch.used(),
-            gpu_problem=lambda: self.watch.problem,
+            gpu_problem=lambda: self.watch.trouble,
             retake_gpus=lambda: self.watch.refresh(),
             pardon_gpu=lambda uuid: self.watch.pardon(uuid),
             release_gpus=lambda why: self.watch.release(why),

@@ -126,7 +126,8 @@ class Status:
         if (problem := self._look.gpu_problem()) is not None:
             yield f"GPUs cannot be read: {problem}"
         elif not self._state.gpus:
-            yield "no GPU is known"
+            why = self._state.gpu_problem
+            yield f"no GPU is known: {why}" if why else "no GPU is known"
         for gpu in self._state.gpus:
             if gpu.state not in (GpuState.OK, GpuState.DRAINED):
                 yield f"GPU {gpu.index} is {gpu.state}: {gpu.state_text}"

@@ -45,6 +45,25 @@ def test_gpus_left_alone_take_no_job(tmp_path: Path) -> None:
         assert used == [(), (0,), (2,)]
 
 
+def test_a_name_that_is_no_gpu_is_pointed_out(tmp_path: Path) -> None:
+    """In the log, in the status, beside the GPUs, and in the reason of what waits."""
+    with daemon_in(tmp_path, "2x1G", "--gpus", "9") as daemon, daemon.client() as client:
+        text = "gpus names 9: no such GPU here (there are 0, 1)"
+        assert text in daemon.log.read_text()
+        assert text in daemon.run("gctl", "status").stdout
+        assert text in daemon.run("gq", "--gpus").stderr
+        job = client.submit(["true"], output="/dev/null")
+        found = until(lambda: client.job(job.id).reason, "it waits")
+        assert text in (found.text or "")
+
+
+def test_one_wrong_name_of_two_is_a_warning(tmp_path: Path) -> None:
+    """The other GPU is used."""
+    with daemon_in(tmp_path, "2x1G", "--gpus", "1,9") as daemon, daemon.client() as client:
+        assert "gpus names 9: no such GPU here" in daemon.log.read_text()
+        assert [gpu.index for gpu in client.gpus()] == [1]
+
+
 def test_claims_show_as_use_and_go_with_their_process(daemon: DaemonProcess) -> None:
     """Memory of a simulated GPU is what live processes claim, however they end."""
     with daemon.client() as client:
