@@ -299,17 +299,35 @@ class GpuWatch:
             return False
         if self.released is not None:
             return True
-        if self.problem is not None:
+        problem, self.problem = self.problem, None
+        try:
+            await self._judge(sample, began_s)
+        except Exception as error:
+            # What a driver may answer is without end: no answer of it may end the daemon.
+            text = f"the driver's answer makes no sense: {error!r}"
+            if text != problem:
+                log.exception("sample_failed")
+            self.problem = problem
+            self._note_down(text)
+            return False
+        if problem is not None:
             log.info("gpus_back")
-            self.problem = None
+        return True
+
+    async def _judge(self, sample: Sample, began_s: float) -> None:
+        """Attribute what was seen, and take it over; a sample that fails leaves the last one."""
         self._reopens = False
         self._note_warnings((*sample.warnings, *self._slips(sample)))
         processes = [process for r in sample.readings for process in r.processes or ()]
         if processes:
             await asyncio.to_thread(self._attribution.learn, processes)
         self._keep_cheap(sample.cost_s, boottime_s() - began_s)
-        self._take(sample)
-        return True
+        before = self._sample
+        try:
+            self._take(sample)
+        except Exception:
+            self._sample = before
+            raise
 
     def _want(self) -> Want:
         held = self._holdings()
@@ -362,6 +380,7 @@ class GpuWatch:
     def _take(self, sample: Sample) -> None:
         config = self._controller.state.config
         wanted = pick(sample.inventory, config.gpus)
+        wanted += self._left_out_but_held(sample.inventory, wanted)
         uuids = {info.uuid for info in wanted}
         readings = tuple(self._with_checks(r) for r in sample.readings if r.uuid in uuids)
         sample = replace(sample, inventory=wanted, readings=readings)
@@ -378,6 +397,22 @@ class GpuWatch:
         facts = self.retake()
         if facts is not None:
             self._measure(sample, facts)
+
+    def _left_out_but_held(
+        self, inventory: Iterable[GpuInfo], wanted: Iterable[GpuInfo]
+    ) -> tuple[GpuInfo, ...]:
+        """GPUs that the configuration names no more, as far as jobs run there still."""
+        chosen, held = {info.uuid for info in wanted}, self._holdings()
+        kept = []
+        for info in inventory:
+            if info.uuid in chosen:
+                continue
+            if info.uuid in held:
+                kept.append(replace(info, blocked="the configuration leaves it out (gpus)"))
+            else:
+                self._info.pop(info.uuid, None)
+                self._missing_since_s.pop(info.uuid, None)
+        return tuple(kept)
 
     def _is_replaced(self, info: GpuInfo, wanted: Iterable[GpuInfo]) -> bool:
         """A GPU whose slices are here now, or a slice that was taken apart, is not missing."""

@@ -38,6 +38,9 @@ from gpuschedd.nvml_library import (
 MIB = 2**20
 SHUTDOWNS_MAX = 100  # an unbalanced init is undone so often
 PID_MAX = 2**22
+MEMORY_BYTES_MAX = 2**50
+POWER_MW_MAX = 10_000_000
+GARBAGE = -1  # no code of the driver's: it answers, and the answer makes no sense
 LIST_BUSY_S, LIST_IDLE_S, LIST_GRAPHICS_S = 1.0, 10.0, 60.0
 MOVED_BYTES = 16 * MIB  # of memory in use: worth a look at who it is
 UTILIZATION_EVERY_S, UTILIZATION_STALE_S = 2.0, 10.0
@@ -170,6 +173,9 @@ class Driver:
             why = "it may not be opened" if failure.code == NO_PERMISSION else "it is not there"
             warnings.append(f"GPU {index} is left out, {why}: {failure.text}")
             return []
+        if not uuid or any(uuid == (known.parent or known).uuid for known in self._devices):
+            warnings.append(f"GPU {index} is left out, its UUID is no name of its own: {uuid!r}")
+            return []
         device = Device(handle, uuid, index, None)
         mode = self._lib.ask("nvmlDeviceGetMigMode", handle)
         if mode is not None and mode[0] == 1:
@@ -239,7 +245,17 @@ class Driver:
             device.reserved = used
 
     def _memory(self, device: Device) -> Any:
-        """Memory of a GPU: version 2 tells the driver's reserve apart, version 1 does not."""
+        """Memory of a GPU. Raises Failed also for figures that cannot be."""
+        memory = self._told_memory(device)
+        parts = (memory.used, memory.free, getattr(memory, "reserved", 0))
+        if not 0 < memory.total <= MEMORY_BYTES_MAX or max(parts) > memory.total:
+            raise Failed(
+                GARBAGE, f"{memory.used} of {memory.total} bytes are in use, which cannot be"
+            )
+        return memory
+
+    def _told_memory(self, device: Device) -> Any:
+        """As the driver has it: version 2 tells its reserve apart, version 1 does not."""
         if not device.v1_memory:
             version = self._lib.load().nvmlMemory_v2
             try:
@@ -407,6 +423,8 @@ class Driver:
             total, available = self._host_memory()
             return total - available, available
         memory = self._memory(device)
+        if device.total is None:
+            self._new_child = "a GPU tells its memory that did not at the start"
         used = memory.used - device.reserved if device.v1_memory else memory.used
         return max(0, used), memory.free
 
@@ -423,11 +441,11 @@ class Driver:
 
     def _read_use(self, device: Device, reading: dict[str, Any], busy: bool) -> None:
         rates = self._lib.ask("nvmlDeviceGetUtilizationRates", device.handle)
-        if rates is not None:
+        if rates is not None and rates.gpu <= 100:
             reading["utilization"] = rates.gpu
         if busy:
             milliwatts = self._lib.ask("nvmlDeviceGetPowerUsage", device.handle)
-            if milliwatts is not None:
+            if milliwatts is not None and milliwatts <= POWER_MW_MAX:
                 reading["power_w"] = milliwatts / 1000
 
     @staticmethod
@@ -650,8 +668,11 @@ class Driver:
                         continue
                     break  # not kept here
                 used = stats.gpuUtilization
+                peak = stats.maxMemoryUsage
+                if peak is not None and peak > (device.total or MEMORY_BYTES_MAX):
+                    continue
                 found[uuid][str(pid)] = [
-                    stats.maxMemoryUsage,
+                    peak,
                     used if used <= 100 else None,
                     stats.startTime / 1e6,
                 ]
@@ -675,7 +696,7 @@ def _is_garbled(row: Any, total: int | None) -> bool:
     if not 0 < row.pid <= PID_MAX:
         return True
     used = row.usedGpuMemory
-    return used is not None and total is not None and used > total
+    return used is not None and used > (total or MEMORY_BYTES_MAX)
 
 
 def start_ticks(pid: int) -> int | None:

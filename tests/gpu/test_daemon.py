@@ -593,3 +593,25 @@ def test_other_tools_see_the_same_driver(driver: FakeDriver, words: list[str]) -
     assert done.returncode == 0, done.stderr
     assert "Fake 48G" in done.stdout
     assert "1000" in done.stdout
+
+
+def test_a_gpu_that_the_configuration_drops_is_neither_missing_nor_lost(
+    driver: FakeDriver, daemon_over: Start
+) -> None:
+    """While a job runs there it is shown, out of service, with the reason; then it goes."""
+    another(driver)
+    daemon = daemon_over(driver)
+    with daemon.client() as client:
+        job = client.submit(["sleep", "60"], output="/dev/null")
+        until(lambda: is_running(client, job.id), "it runs on GPU 0")
+        (daemon.place / "config.toml").write_text("gpus = [1]\n")
+        assert daemon.run("gctl", "reload").returncode == 0
+        until(lambda: gpus_by_index(client) == {0: "unread", 1: "ok"}, "it takes no job")
+        dropped = next(gpu for gpu in client.gpus() if gpu.index == 0)
+        assert dropped.reason == "the configuration leaves it out (gpus)"
+        client.cancel([job.id])
+        client.wait(job.id, timeout_s=30)
+        until(lambda: gpus_by_index(client) == {1: "ok"}, "it is gone")
+        (daemon.place / "config.toml").write_text("")
+        assert daemon.run("gctl", "reload").returncode == 0
+        until(lambda: gpus_by_index(client) == {0: "ok", 1: "ok"}, "it is back")

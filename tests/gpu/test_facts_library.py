@@ -10,15 +10,18 @@ from pathlib import Path
 
 import pytest
 
+from gpusched_client.terms import GpuUuid
 from gpuschedd.gpus import GpuSourceDown
 from gpuschedd.nvml import NvmlGpus
 from tests.support.fake_nvml.driver import (
     DRIVER_NOT_LOADED,
+    GIB,
     LIB_RM_MISMATCH,
     MIB,
     FakeDriver,
+    uuid_of,
 )
-from tests.support.gpus import Source
+from tests.support.gpus import Judge, Source
 
 Open = Callable[..., Source]
 
@@ -235,3 +238,45 @@ def test_one_thread_calls_the_driver_and_shuts_it_down_15(gpus: Open) -> None:
     assert len(tasks) == 1
     source.run(source.source.release())
     assert process.wait(5) == 0
+
+
+@pytest.mark.parametrize(
+    "garbage", [{"total": 0}, {"total": 2**63}, {"reserved": 100 * GIB}, {"ownerless": 100 * GIB}]
+)
+def test_memory_that_cannot_be_is_no_memory(
+    driver: FakeDriver, gpus: Open, judge: Judge, garbage: dict[str, int]
+) -> None:
+    """More in use than there is, none at all, or exabytes: the GPU is unread until it makes sense.
+
+    Also where it was so when the driver was opened.
+    """
+    good = dict(driver.gpus[0])
+    driver.gpu(0, **garbage)
+    source = gpus()
+    bad = judge.gpu(source.sample())
+    assert (bad.state, bad.total_bytes) == ("unread", 0)
+    assert "which cannot be" in bad.state_text
+    driver.gpus[0] = good
+    driver.write()
+    source.sample()  # this one finds out that the driver must be opened again
+    fine = judge.gpu(source.sample())
+    assert (fine.state, fine.total_bytes) == ("ok", 48 * GIB)
+
+
+def test_a_uuid_names_one_gpu(driver: FakeDriver, gpus: Open) -> None:
+    """A second GPU of the same name, or one without, is left out and said."""
+    for index, uuid in ((1, uuid_of(0)), (2, "")):
+        driver.gpu(index, **{**driver.gpus[0], "uuid": uuid, "minor": index})
+    sample = gpus().sample()
+    assert [info.index for info in sample.inventory] == [0]
+    assert [text.split(":")[0] for text in sample.warnings] == [
+        "GPU 1 is left out, its UUID is no name of its own",
+        "GPU 2 is left out, its UUID is no name of its own",
+    ]
+
+
+def test_shares_and_watts_that_cannot_be_are_none(driver: FakeDriver, gpus: Open) -> None:
+    """None, not 4000 %."""
+    driver.gpu(0, util=4000, power_mw=2**32 - 1)
+    reading = gpus().reading(busy_uuids=frozenset({GpuUuid(uuid_of(0))}))
+    assert (reading.utilization, reading.power_w) == (None, None)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpusched_client.terms import JobId
+from gpusched_client.terms import GpuUuid, JobId
 from gpuschedd import nvml_driver
 from gpuschedd.attribution import Attribution, Stranger, Supervisor
 from gpuschedd.gpus import GpuProcess
@@ -306,3 +306,15 @@ def test_a_list_that_fails_now_and_then_is_the_last_one(driver: FakeDriver, gpus
     assert source.reading().processes is None
     driver.remove("error")
     assert [process.pid for process in source.reading().processes or ()] == [os.getpid()]
+
+
+def test_a_peak_above_the_card_is_no_account(driver: FakeDriver, gpus: Open) -> None:
+    """Managed memory aside, nobody held more than there is: the figure is left out, not shown."""
+    now_us = time.time_ns() // 1000
+    driver.add(f"account 0 {SELF} {2**63 + 5} {now_us} 0 50 1000")
+    driver.add(f"account 0 7 {GIB} {now_us} 0 50 1000")
+    driver.gpu(0, accounting=1)
+    source = gpus()
+    source.sample()
+    found = source.accounts({GpuUuid(UUID): [SELF, 7]})[GpuUuid(UUID)]
+    assert {pid: peak.peak_bytes for pid, peak in found.items()} == {7: GIB}
