@@ -1256,6 +1256,10 @@ class Records:
             try:
                 self._drafts[name].publish(data)
             except OSError as error:
+                if os.fstat(self._dir_fd).st_nlink == 0:
+                    complain(f"{name} is dropped: the job directory was removed")
+                    self._held.clear()
+                    return None
                 complain(f"{name} is held back: {error}")
                 delay_s, self._retry_s = self._retry_s, min(2 * self._retry_s, RETRY_MAX_S)
                 return delay_s

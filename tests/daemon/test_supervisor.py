@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import select
+import shutil
 import signal
 import stat
 import subprocess
@@ -562,3 +564,18 @@ def test_an_idle_supervisor_uses_no_time(host: Host) -> None:
 def _switches(pid: int) -> int:
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return sum(int(line.split()[1]) for line in lines if "ctxt_switches" in line)
+
+
+def test_a_supervisor_whose_directory_was_removed_ends_with_its_job(host: Host) -> None:
+    """Nobody will ever read what it could write: it does not try for ever."""
+    go = host.work / "go"
+    job = host.sh(f"until [ -e {go} ]; do sleep 0.05; done")
+    host.wait(job.started)
+    claim = job.claim()
+    assert claim is not None
+    pidfd = host.launcher.attach(claim)
+    assert pidfd is not None
+    shutil.rmtree(job.path)
+    go.touch()
+    assert select.select([pidfd], [], [], 10)[0]
+    os.close(pidfd)

@@ -148,12 +148,20 @@ def clean_up(daemon: DaemonProcess) -> None:
     """Leave no process behind."""
     if daemon.process is None:
         return
-    if daemon.process.poll() is not None:
-        daemon.start()
+    try:
+        if daemon.process.poll() is not None:
+            daemon.start()
+        _cancel_all(daemon)
+        daemon.stop()
+    finally:
+        if daemon.process.poll() is None:
+            daemon.kill()
+
+
+def _cancel_all(daemon: DaemonProcess) -> None:
     with daemon.client() as client:
         live = client.jobs(states=["PENDING", "CONFIGURING", "RUNNING", "COMPLETING"]).jobs
         ids = [job.job_id for job in live]
         if ids:
             client.cancel(ids)
             client.wait(ids, timeout_s=DEADLINE_S)
-    daemon.stop()
