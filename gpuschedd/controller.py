@@ -692,6 +692,7 @@ def _queue_up(lists: list[UserQueue], row: Waiting) -> None:
         jobs=tuple(sorted((*queue.jobs, row), key=lambda waiting: waiting.own_order)),
         whole_gpus_min=whole if vram is not None else min(gpus, whole or gpus),
         shared_bytes_min=shared if vram is None else min(vram, shared or vram),
+        aged_to=None,
     )
     if place is None:
         lists.append(grown)

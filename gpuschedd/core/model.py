@@ -222,6 +222,8 @@ class UserQueue:
 
     `whole_gpus_min`, `shared_bytes_min`: the least that any whole-GPU job asks in GPUs, any shared
     job in bytes per GPU; None without such a job. They let a pass drop the user at once.
+    `aged_to`: no job at this position or behind has any age, so that their priorities never rise
+    along the list and a pass takes them one by one; None: not known.
     """
 
     uid: int
@@ -229,6 +231,7 @@ class UserQueue:
     jobs: tuple[Waiting, ...]
     whole_gpus_min: int | None = None
     shared_bytes_min: int | None = None
+    aged_to: int | None = None
 
 
 @dataclass(frozen=True)

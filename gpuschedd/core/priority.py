@@ -36,6 +36,7 @@ class Entry(NamedTuple):
     stream: _Stream
     counts: bool
     capped_by: JobId | None
+    chained: bool = False  # those behind it in its user's list come after it in any case
 
     @property
     def parts(self) -> PriorityParts:
@@ -101,7 +102,7 @@ class Merge:
             return None
         entry = heappop(self._heap)
         stream = entry.stream
-        if entry.counts and not stream.dropped:
+        if (entry.counts or entry.chained) and not stream.dropped:
             heap = self._heap
             self._push_next(stream, lambda following: heappush(heap, following))
         return entry
@@ -147,23 +148,31 @@ class Merge:
         )
 
     def _push_next(self, stream: _Stream, push: Callable[[Entry], None]) -> None:
-        """Move on to the user's next job that counts; those that do not go in beside it."""
+        """Move on to the user's next job that counts; those that do not go in beside it.
+
+        Where no job has any age left, each waits for the one before it, whether it counts or not.
+        """
         jobs = stream.queue.jobs
+        aged_to = stream.queue.aged_to
+        if aged_to is None or self._cpu:
+            aged_to = len(jobs)
         while stream.at < len(jobs):
             job = jobs[stream.at]
+            chained = stream.at >= aged_to
             stream.at += 1
             own = 0.0 if self._fcfs else self.own_priority(job, stream.fair)
             counts = self._horizon is None or self._horizon.counts(job)
             skip = job.job_id == self._first or (self.skip is not None and self.skip(job))
             if not skip:
-                push(self._entry(stream, job, own, counts))
-            if counts:
-                if own < stream.cap:
-                    stream.cap, stream.capped_by = own, job.job_id
-                if not skip:
-                    return
+                push(self._entry(stream, job, own, counts, chained))
+            if counts and own < stream.cap:
+                stream.cap, stream.capped_by = own, job.job_id
+            if (counts or chained) and not skip:
+                return
 
-    def _entry(self, stream: _Stream, job: Waiting, own: float, counts: bool) -> Entry:
+    def _entry(
+        self, stream: _Stream, job: Waiting, own: float, counts: bool, chained: bool
+    ) -> Entry:
         return Entry(
             -min(own, stream.cap),
             0 if self._fcfs else job.nice,
@@ -173,6 +182,7 @@ class Merge:
             stream,
             counts,
             stream.capped_by,
+            chained,
         )
 
 

@@ -40,7 +40,7 @@ def _leave(waiting: Waiting, now_s: float) -> Waiting:
 class _Own:
     """One user's list. `keys` is sorted; `window` holds the keys inside the window, in order."""
 
-    __slots__ = ("jobs", "keys", "shared", "uid", "user", "view", "whole", "window")
+    __slots__ = ("aged", "jobs", "keys", "shared", "uid", "user", "view", "whole", "window")
 
     def __init__(self, uid: int, user: str) -> None:
         self.uid = uid
@@ -48,6 +48,7 @@ class _Own:
         self.keys: list[_Key] = []
         self.jobs: dict[_Key, Waiting] = {}
         self.window: list[_Key] = []
+        self.aged: set[_Key] = set()  # jobs that have gained age or are gaining it
         self.whole: dict[int, int] = {}  # GPUs asked -> how many whole-GPU jobs ask them
         self.shared: dict[int, int] = {}  # bytes asked -> how many shared jobs ask them
         self.view: UserQueue | None = None
@@ -56,12 +57,21 @@ class _Own:
         if key not in self.jobs:
             insort(self.keys, key)
             self._count(waiting, 1)
+        self.replace(key, waiting)
+
+    def replace(self, key: _Key, waiting: Waiting) -> None:
+        """The job at its place, with other bookkeeping."""
         self.jobs[key] = waiting
+        if waiting.window_since_s is not None or waiting.age_gained_s > 0.0:
+            self.aged.add(key)
+        else:
+            self.aged.discard(key)
         self.view = None
 
     def drop(self, key: _Key) -> Waiting:
         waiting = self.jobs.pop(key)
         del self.keys[bisect_left(self.keys, key)]
+        self.aged.discard(key)
         self._count(waiting, -1)
         self.view = None
         return waiting
@@ -83,6 +93,7 @@ class _Own:
                 jobs=tuple([jobs[key] for key in self.keys]),
                 whole_gpus_min=min(self.whole, default=None),
                 shared_bytes_min=min(self.shared, default=None),
+                aged_to=bisect_left(self.keys, max(self.aged)) + 1 if self.aged else 0,
             )
         return self.view
 
@@ -252,7 +263,6 @@ class Queues:
         self._store(own, key, _leave(own.jobs[key], now_s), changed)
 
     def _store(self, own: _Own, key: _Key, waiting: Waiting, changed: dict[_Key, Waiting]) -> None:
-        own.jobs[key] = waiting
-        own.view = None
+        own.replace(key, waiting)
         self._view = None
         changed[key] = waiting
