@@ -345,7 +345,7 @@ class Controller:
                 ages[row.job_id] = row
             if job.is_final:
                 ages[job_id] = None
-            account = self._follow_account(job, batch.now_s)
+            account = self._follow_account(batch, job)
             if account is not None:
                 rates[job.uid] = account
         if settle is not None:
@@ -369,7 +369,7 @@ class Controller:
             row = rested(row, now_s)
         return queues.insert(row, now_s)
 
-    def _follow_account(self, job: Job, now_s: float) -> AccountRow | None:
+    def _follow_account(self, batch: Batch, job: Job) -> AccountRow | None:
         """The owner's account, if what the job is charged has changed."""
         rate = self._rate_of(job)
         if rate == self._rates.get(job.job_id, 0.0):
@@ -378,13 +378,15 @@ class Controller:
             self._rates[job.job_id] = rate
         else:
             self._rates.pop(job.job_id, None)
-        row = self.state.accounts.set_rate(job.uid, job.job_id, rate, now_s)
+        row = self.state.accounts.set_rate(job.uid, job.job_id, rate, batch.now_s)
         running = sum(
             self._rates.get(other, 0.0)
             for other in self.state.holding
             if other != job.job_id and self.state.jobs[other].uid == job.uid
         )
-        return AccountRow(job.uid, job.user, row.usage_gpu_s, running + rate, row.as_of_s)
+        return AccountRow(
+            job.uid, job.user, row.usage_gpu_s, running + rate, row.as_of_s, batch.wall_s
+        )
 
     def _rate_of(self, job: Job) -> float:
         if not job.holds_gpus or not job.grants or job.stuck:

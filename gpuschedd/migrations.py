@@ -131,6 +131,7 @@ _FIRST_TABLES = (
         usage_gpu_s REAL NOT NULL,
         rate REAL NOT NULL,
         at_sched_s REAL NOT NULL,
+        at_s REAL NOT NULL,
         crc INTEGER NOT NULL)""",
     """CREATE TABLE promise (
         job_id INTEGER NOT NULL REFERENCES job (job_id),
@@ -194,7 +195,8 @@ _FIRST_TABLES = (
         FROM job""",
     """CREATE VIEW usage_v AS SELECT
         user, uid, round(usage_gpu_s / 3600.0, 4) AS usage_gpu_hours,
-        rate AS running_gpus FROM account""",
+        rate AS running_gpus,
+        strftime('%Y-%m-%dT%H:%M:%SZ', at_s, 'unixepoch') AS as_of_utc FROM account""",
     """CREATE VIEW events_v AS SELECT
         event_id, strftime('%Y-%m-%dT%H:%M:%fZ', at_s, 'unixepoch') AS at_utc,
         kind, job_id, uid, data FROM event""",

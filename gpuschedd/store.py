@@ -86,13 +86,14 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class AccountRow:
-    """One user's usage accumulator at an instant of scheduler time."""
+    """One user's usage at an instant (scheduler time; `at_s` is Unix time); it grows by `rate`."""
 
     uid: int
     user: str
     usage_gpu_s: float
     rate: float
     at_sched_s: float
+    at_s: float
 
 
 @dataclass(frozen=True, slots=True)
