@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
+from gpusched_client.protocol import EVENTS_DROPPED
 from gpusched_client.terms import JobId
 from gpuschedd.controller import Committed
 from gpuschedd.store import Event
@@ -36,7 +37,7 @@ class Watcher:
                 self.dropped += 1
             return
         if self.dropped:
-            marker = Event("dropped", event.at_s, data={"count": self.dropped})
+            marker = Event(EVENTS_DROPPED, event.at_s, data={"count": self.dropped})
             if not self.send(number - 1, marker):
                 self.dropped += 1
                 return

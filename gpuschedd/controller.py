@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpusched_client.errors import GpuschedError, Internal, StorageError, Unavailable
-from gpusched_client.terms import GpuUuid, JobId, JobState
+from gpusched_client.terms import JobId, JobState
 from gpuschedd import holds
 from gpuschedd.clock import SchedulerClock
 from gpuschedd.config import Config
@@ -49,7 +49,6 @@ from gpuschedd.store import (
     Event,
     PromiseRow,
     Store,
-    StoreBroken,
     StoreFull,
 )
 
@@ -732,11 +731,3 @@ def _answer(command: Command, result: Any) -> None:
         command.reply.set_exception(result)
     else:
         command.reply.set_result(result)
-
-
-def held_uuids(job: Job) -> tuple[GpuUuid, ...]:
-    """The GPUs that a job holds."""
-    return tuple(grant.uuid for grant in job.grants)
-
-
-__all__ = ["Change", "Command", "Committed", "Controller", "StoreBroken", "held_uuids"]

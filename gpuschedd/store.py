@@ -460,13 +460,6 @@ class History:
         ).fetchone()
         return None if row is None else _submission_from(row)
 
-    def last_job_ids(self, uid: int, count: int) -> list[JobId]:
-        """A user's newest job ids, newest first."""
-        rows = self._db.execute(
-            "SELECT job_id FROM job WHERE uid = ? ORDER BY job_id DESC LIMIT ?", (uid, count)
-        )
-        return [JobId(row[0]) for row in rows]
-
     def gpu_uses(self, job_id: JobId) -> list[GpuUse]:
         """What a job's last attempt used of its GPUs."""
         return _gpu_uses(self._db, "job.job_id = ?", (job_id,))

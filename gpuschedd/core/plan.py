@@ -316,11 +316,6 @@ class _Pass:
         elif self.examined <= self.explain or (level > NOW and self.explain >= 0):
             self._explain(entry, need, level)
 
-    def _has_no_shadow(self, need: Need) -> bool:
-        if not self._may_be_unknown(need.gpus):
-            return False
-        return need in self.why or shadow(self.host, need) is None
-
     def _may_be_unknown(self, gpus: int) -> bool:
         """A cheap test: with everything in service and ending, every shadow time is known."""
         if self.explain < 0 and self.kept:

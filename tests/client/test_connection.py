@@ -111,11 +111,25 @@ def test_many_are_submitted_together_and_share_their_environment_on_the_wire(ser
 
 
 def test_a_wait_goes_on_over_a_restart_of_the_daemon(serve: Serve) -> None:
-    server = serve({"wait": lambda _: time.sleep(0.2) or {"jobs": [JOB_7]}})
-    restarted = threading.Timer(0.1, server.drop_connections)
-    restarted.start()
+    asked, dropped = threading.Event(), threading.Event()
+
+    def wait(_params: Any) -> dict[str, Any]:
+        asked.set()
+        assert dropped.wait(20)
+        return {"jobs": [JOB_7]}
+
+    server = serve({"wait": wait})
+
+    def restart() -> None:
+        assert asked.wait(20)
+        server.drop_connections()
+        dropped.set()
+
+    restarting = threading.Thread(target=restart)
+    restarting.start()
     with Client() as c:
         assert c.wait([7])[0].job_id == 7
+    restarting.join()
     assert server.connections == 2
 
 
@@ -158,9 +172,11 @@ def test_a_daemon_that_stays_away_is_unavailable_after_the_reconnect_time(serve:
 
 
 def test_no_reply_in_time_is_unavailable_and_not_asked_again(serve: Serve) -> None:
-    server = serve({"hello": lambda _: time.sleep(1)})
+    given_up = threading.Event()
+    server = serve({"hello": lambda _: given_up.wait(20)})
     with Client(timeout_s=0.1) as c, pytest.raises(Unavailable, match="no reply in"):
         c.hello()
+    given_up.set()
     assert len(server.requests) == 1
 
 

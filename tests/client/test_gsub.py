@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -377,13 +377,15 @@ def process(*words: str, **options: Any) -> subprocess.Popen[str]:
 
 
 def test_an_interrupted_wait_leaves_the_job_and_says_its_id(serve: Serve) -> None:
-    server = serve({**accepting(), "wait": lambda _: time.sleep(30)})
+    interrupted = threading.Event()
+    server = serve({**accepting(), "wait": lambda _: interrupted.wait(30)})
     gsub = process("--wait", "true")
     assert gsub.stdout is not None
     assert gsub.stdout.readline().startswith("Submitted job 42")
     until(lambda: len(server.requests) >= 2, "it waits")
     gsub.send_signal(signal.SIGINT)
     _, err = gsub.communicate(timeout=20)
+    interrupted.set()
     assert gsub.returncode == 130
     assert err == "gsub: job 42 goes on; `gq 42` shows it, `gcancel 42` ends it\n"
     assert [method for method, _ in server.requests] == ["submit", "wait"]
