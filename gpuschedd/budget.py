@@ -10,8 +10,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
-from typing import Any
 
 ACTIVE_S = 1.0  # so long after a request its sender counts as active
 REST_S = 0.005
@@ -21,9 +19,12 @@ KEPT_MAX = 10_000  # buckets
 _NAMING = ("jobs", "job_ids", "ids")
 
 
-def cost_of(params: Mapping[str, Any]) -> float:
-    """Of a request by the jobs that it names, at least 1.0. Looks at lengths alone."""
-    named = (params.get(key) for key in _NAMING)
+def cost_of(params: object) -> float:
+    """Of a request by the jobs that it names, at least 1.0. Looks at lengths alone.
+
+    Nobody has read the parameters yet: what is no map is refused later, and costs as the least.
+    """
+    named = [params.get(key) for key in _NAMING] if isinstance(params, dict) else []
     rows = max((len(value) for value in named if isinstance(value, list | tuple)), default=0)
     return 1.0 + rows / ROWS_A_REQUEST
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from gpusched_client.errors import LimitReached
+from gpusched_client.wirefields import Flaw
 from gpuschedd import budget, reads
 from gpuschedd.budget import Budget, cost_of
 from gpuschedd.reads import Reads
@@ -35,6 +36,11 @@ def test_a_request_costs_what_it_names() -> None:
     assert cost_of({"job_ids": [1, 2, 3, 4]}) == 2.0
     assert cost_of({"jobs": [{}] * 400}) == 101.0
     assert cost_of({"jobs": 7, "ids": None}) == 1.0
+
+
+@pytest.mark.parametrize("params", [None, 7, "text", b"bytes", [], [{}], Flaw("two keys")])
+def test_what_is_no_map_costs_as_the_least(params: object) -> None:
+    assert cost_of(params) == 1.0
 
 
 def test_alone_nobody_waits(clock: list[float]) -> None:

@@ -95,6 +95,37 @@ def test_a_bad_field_is_invalid_with_its_path(
         assert result["total"] == 0
 
 
+TWICE = b"\x82" + 2 * (msgpack.packb("jobs") + msgpack.packb([JOB]))
+TWICE_WITHIN = b"\x81" + msgpack.packb("jobs") + b"\x91\x82" + 2 * msgpack.packb("gpus") * 2
+
+
+@pytest.mark.parametrize(
+    ("params", "path"),
+    [
+        (b"\x91" + TWICE, ""),
+        (b"\x91" + TWICE_WITHIN, "jobs[0]"),
+        (msgpack.packb([msgpack.ExtType(5, b"x")]), ""),
+        (msgpack.packb([{1: 2}]), ""),
+        (msgpack.packb([None]), ""),
+        (msgpack.packb([7]), ""),
+        (msgpack.packb(["text"]), ""),
+        (msgpack.packb([[JOB]]), ""),
+        (msgpack.packb([{}, {}]), "params"),
+        (msgpack.packb({}), "params"),
+    ],
+)
+def test_parameters_that_are_no_sound_map_are_answered_as_invalid(
+    daemon: DaemonProcess, params: bytes, path: str
+) -> None:
+    """The reply says so under the request's own msgid, and the connection goes on."""
+    with raw(daemon) as connected:
+        connected.sendall(b"\x94\x00\x05" + msgpack.packb("submit") + params)
+        kind, msgid, error, _ = read(connected)
+        assert (kind, msgid, error["code"], error["data"]["path"]) == (1, 5, "invalid", path)
+        *_, error, _ = call(connected, 0, 6, "hello", [])
+        assert error is None
+
+
 def test_a_message_that_is_too_large_is_refused_and_the_daemon_goes_on(
     daemon: DaemonProcess,
 ) -> None:
@@ -229,6 +260,7 @@ def test_mutated_messages_never_crash_the_daemon(daemon: DaemonProcess, is_soak:
     assert daemon.process.poll() is None
     assert "command_failed" not in daemon.log_tail()
     assert "request_failed" not in daemon.log.read_text()
+    assert "Traceback" not in daemon.log.read_text()
     assert _resident_bytes(daemon.process.pid) - before < 50 * 2**20
 
 
