@@ -180,7 +180,8 @@ class ServerConnection(asyncio.Protocol):
         self._close_callbacks: list[Callable[[], None]] = []
         self._watching = False
         self._paused = False
-        self._is_dead = False
+        self._is_dead = False  # takes nothing more: the boundaries of its messages are lost
+        self._is_at_end = False  # the client sends nothing more
         self._waiting: list[framing.Incoming] = []
         self._not_before: asyncio.TimerHandle | None = None  # its user asks too much
 
@@ -221,11 +222,8 @@ class ServerConnection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         """The client sends no more; replies to what it sent still go out."""
-        if not self._tasks:
-            return False
-        for task in self._tasks:
-            task.add_done_callback(lambda _: self._close_when_done())
-        return True
+        self._is_at_end = True
+        return bool(self._tasks or self._waiting)
 
     # --- requests -----------------------------------------------------------------------------
 
@@ -265,6 +263,7 @@ class ServerConnection(asyncio.Protocol):
         """There may be room for another request of this user."""
         if self._transport is not None and not self._transport.is_closing():
             self._take_waiting()
+            self._end_when_done()
 
     def _take(self, message: framing.Incoming) -> None:
         if isinstance(message, framing.Malformed):
@@ -304,20 +303,28 @@ class ServerConnection(asyncio.Protocol):
             return
         self._take_waiting()
         self._rearm(keep=self._decoder.is_mid_message)
+        self._end_when_done()
+
+    def _end_when_done(self) -> None:
+        """After the last reply of a connection that asks nothing more: end it."""
+        assert self._transport is not None
+        if self._tasks or self._waiting or self._transport.is_closing():
+            return
+        if self._is_at_end:
+            self.close()
+        elif self._is_dead and self._transport.can_write_eof():
+            self._transport.write_eof()
 
     def _close_after_linger(self) -> None:
-        """Take and drop what is still being sent, so that the client gets to read the error."""
-        assert self._transport is not None
-        if self._transport.can_write_eof():
-            self._transport.write_eof()
+        """Take and drop what is still being sent, so that the client gets to read the error.
+
+        Requests from before the flaw are answered in that time.
+        """
         self._is_dead = True
+        self._end_when_done()
         if self._timer is not None:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(LINGER_S, self.close)
-
-    def _close_when_done(self) -> None:
-        if not self._tasks:
-            self.close()
 
     # --- sending ------------------------------------------------------------------------------
 

@@ -161,6 +161,36 @@ def test_pipelined_requests_of_one_connection_take_effect_in_order(daemon: Daemo
         assert replies[3][3]["job_ids"] == [2]
 
 
+def all_of(connected: socket.socket) -> dict[int | None, Any]:
+    """Every message up to the end of the stream, by msgid."""
+    unpacker = msgpack.Unpacker()
+    while data := connected.recv(65536):
+        unpacker.feed(data)
+    return {message[1]: message for message in unpacker}
+
+
+def test_what_was_asked_before_a_broken_message_is_answered(daemon: DaemonProcess) -> None:
+    """An acknowledgement is owed for a job that was taken, whatever came behind it."""
+    with raw(daemon) as connected:
+        held = {**JOB, "hold": True}
+        connected.sendall(msgpack.packb([0, 1, "submit", [{"jobs": [held]}]]) + b"\xc1")
+        replies = all_of(connected)
+    assert replies[1][3]["job_ids"] == [1]
+    assert replies[None][2]["code"] == "invalid"
+    assert "Traceback" not in daemon.log.read_text()
+
+
+def test_all_that_was_asked_before_a_half_close_is_answered(daemon: DaemonProcess) -> None:
+    """More requests than are taken at once, then no more: all replies, then the end."""
+    with raw(daemon) as connected:
+        connected.sendall(b"".join(msgpack.packb([0, n, "hello", []]) for n in range(300)))
+        connected.shutdown(socket.SHUT_WR)
+        began_s = time.monotonic()
+        replies = all_of(connected)
+        assert sorted(replies) == list(range(300))
+        assert time.monotonic() - began_s < 10.0
+
+
 def test_half_a_message_and_silence_is_cut_after_ten_seconds(daemon: DaemonProcess) -> None:
     """The slow-loris gets an error and its connection back."""
     with raw(daemon) as connected:
