@@ -98,13 +98,15 @@ def replay(
         took_s = time.perf_counter() - before_s
         if starts is not None:
             _write_starts(starts, read.jobs, done)
+        _report(figures(done, len(cards)), read, took_s, as_json=as_json)
     except GpuschedError as error:
         click.echo(f"gpuschedd replay: {error.message}", err=True)
         sys.exit(error.exit_status)
+    except BrokenPipeError:
+        raise  # a reader that left, as `| head` does: click ends quietly
     except OSError as error:
         click.echo(f"gpuschedd replay: {error}", err=True)
         sys.exit(74)
-    _report(figures(done, len(cards)), read, took_s, as_json=as_json)
 
 
 def _cards(count: int | None, host: str | None) -> tuple[Gpu, ...]:
@@ -148,7 +150,7 @@ def _report(found: Figures, read: Workload, took_s: float, *, as_json: bool) -> 
         click.echo(line)
     note = f"{found.passes} passes in {took_s:.2f} s, {rate:.0f} jobs/s"
     if found.left_out or read.unusable:
-        note += f"; left out: {found.left_out} too large, {read.unusable} without size or run time"
+        note += f"; left out: {found.left_out} too large, {read.unusable} without GPUs or run time"
     click.echo(note, err=True)
 
 

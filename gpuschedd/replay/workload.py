@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import gzip
 import re
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,9 @@ from gpuschedd.core.model import GIB, Gpu
 
 HOST_GPUS_MAX = 100_000
 DEFAULT_CARD_BYTES = 80 * GIB
+TIME_S_MAX = 1e15
 _UNITS = {"": GIB, "g": GIB, "m": 2**20, "t": 2**40}
+_SWF_USER = 11  # the last field that is looked at
 _REQUIRED = ("job_id", "user", "submit_s", "gpus", "run_s")
 
 
@@ -43,7 +46,7 @@ class TraceJob:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The jobs in input order; `unusable` counts lines without size or run time (SWF: -1)."""
+    """The jobs in input order; `unusable` counts lines without GPUs or, in SWF, run time (-1)."""
 
     jobs: tuple[TraceJob, ...]
     unusable: int = 0
@@ -55,73 +58,86 @@ def read_workload(path: Path) -> Workload:
     try:
         with _open(path) as lines:
             return _read_swf(lines) if name.endswith(".swf") else _read_csv(lines, path.name)
-    except (OSError, UnicodeDecodeError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise Invalid(f"{path}: {error}") from error
 
 
 def _open(path: Path) -> TextIO:
+    """As text; spreadsheets put a byte order mark first, and old traces name people in Latin-1."""
+    encoding, errors = "utf-8-sig", "backslashreplace"
     if path.name.endswith(".gz"):
-        return gzip.open(path, "rt", encoding="utf-8", newline="")
-    return path.open(encoding="utf-8", newline="")
+        return gzip.open(path, "rt", encoding=encoding, errors=errors, newline="")
+    return path.open(encoding=encoding, errors=errors, newline="")
 
 
 def _read_csv(lines: TextIO, name: str) -> Workload:
-    reader = csv.DictReader(lines)
+    reader = csv.DictReader(lines, skipinitialspace=True)
     missing = [column for column in _REQUIRED if column not in (reader.fieldnames or ())]
     if missing:
         raise Invalid(
             f"{name}: no column {', '.join(missing)}; the first line must name "
             "job_id,user,submit_s,gpus,run_s[,limit_s][,vram_bytes]"
         )
-    jobs = []
-    for row in reader:
-        try:
-            jobs.append(_csv_job(row))
-        except (ValueError, TypeError, KeyError) as error:
-            raise Invalid(f"{name}, line {reader.line_num}: {error}") from error
-    return Workload(tuple(jobs))
+    jobs, unusable = [], 0
+    try:
+        for row in reader:
+            job = _csv_job(row)
+            unusable += job is None
+            jobs += [] if job is None else [job]
+    except (ValueError, csv.Error) as error:
+        raise Invalid(f"{name}, line {reader.line_num}: {error}") from error
+    return Workload(tuple(jobs), unusable)
 
 
-def _csv_job(row: dict[str, str | None]) -> TraceJob:
-    run_s = _number(row["run_s"])
-    limit, vram = row.get("limit_s"), row.get("vram_bytes")
-    return TraceJob(
+def _csv_job(row: dict[str, str | None]) -> TraceJob | None:
+    """None for a job without GPUs: it waits for none."""
+    run_s, gpus = _seconds(row, "run_s"), _whole(row, "gpus")
+    job = TraceJob(
         name=row["job_id"] or "",
         user=row["user"] or "",
-        submit_s=_number(row["submit_s"]),
-        gpus=_count(row["gpus"]),
+        submit_s=_seconds(row, "submit_s"),
+        gpus=gpus,
         run_s=run_s,
-        limit_s=_number(limit) if limit else run_s,
-        vram_bytes=int(vram) if vram else None,
+        limit_s=_seconds(row, "limit_s") if row.get("limit_s") else run_s,
+        vram_bytes=_whole(row, "vram_bytes") if row.get("vram_bytes") else None,
     )
+    return job if gpus > 0 else None
 
 
-def _number(text: str | None) -> float:
+def _seconds(row: dict[str, str | None], column: str) -> float:
+    text = _field(row, column)
     try:
-        value = float(text or "")
+        value = float(text)
     except ValueError:
         value = -1.0
-    if not 0 <= value < 1e15:
-        raise ValueError(f"{text!r} is not a time in seconds")
+    if not 0 <= value < TIME_S_MAX:
+        raise ValueError(f"{column} is {text!r}; write seconds from 0")
     return value
 
 
-def _count(text: str | None) -> int:
-    if text is None or not text.strip().isdecimal():
-        raise ValueError(f"{text!r} is no number of GPUs")
-    if int(text) < 1:
-        raise ValueError(f"{text} GPUs; a job needs at least 1")
+def _whole(row: dict[str, str | None], column: str) -> int:
+    text = _field(row, column)
+    if not text.isdecimal():
+        raise ValueError(f"{column} is {text!r}; write a whole number from 0")
     return int(text)
+
+
+def _field(row: dict[str, str | None], column: str) -> str:
+    text = row[column]
+    if text is None:
+        raise ValueError(f"the line ends before {column}")
+    return text.strip()
 
 
 def _read_swf(lines: TextIO) -> Workload:
     jobs, unusable = [], 0
     for number, line in enumerate(lines, start=1):
-        if line.startswith(";") or not line.strip():
+        fields = line.split()
+        if not fields or fields[0].startswith(";"):
             continue
         try:
-            job = _swf_job(line.split())
-        except (ValueError, IndexError) as error:
+            job = _swf_job(fields)
+        except (ValueError, OverflowError) as error:
             raise Invalid(f"line {number}: {error}") from error
         unusable += job is None
         jobs += [] if job is None else [job]
@@ -130,14 +146,18 @@ def _read_swf(lines: TextIO) -> Workload:
 
 def _swf_job(fields: list[str]) -> TraceJob | None:
     """Fields, from 0: id, submit, wait, run, processors, .., 7 asked, 8 limit, 11 user."""
+    if len(fields) <= _SWF_USER:
+        raise ValueError(f"{len(fields)} fields; a job of Standard Workload Format has 18")
     submit_s, run_s = float(fields[1]), float(fields[3])
     processors = int(fields[7]) if int(fields[7]) > 0 else int(fields[4])
     limit_s = float(fields[8])
     if processors < 1 or run_s < 0 or submit_s < 0:
         return None
+    if not max(submit_s, run_s, limit_s) < TIME_S_MAX:
+        raise ValueError("a time is no number of seconds")
     return TraceJob(
         name=fields[0],
-        user=fields[11],
+        user=fields[_SWF_USER],
         submit_s=submit_s,
         gpus=processors,
         run_s=run_s,

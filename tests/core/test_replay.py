@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -142,13 +144,14 @@ def test_wrong_options_say_how_to_write_them(
     ("text", "says"),
     [
         ("job_id,user\n1,a\n", "no column submit_s, gpus, run_s"),
-        ("job_id,user,submit_s,gpus,run_s\n1,a,0,0,5\n", "line 2: 0 GPUs"),
+        ("job_id,user,submit_s,gpus,run_s\n1,a,0,1\n", "line 2: the line ends before run_s"),
+        ("job_id,user,submit_s,gpus,run_s\n1,a,nan,1,5\n", "line 2: submit_s is 'nan'; write"),
+        ("job_id,user,submit_s,gpus,run_s\n1,a,-5,1,5\n", "line 2: submit_s is '-5'; write"),
+        ("job_id,user,submit_s,gpus,run_s\n1,a,0,1.5,5\n", "line 2: gpus is '1.5'; write a whole"),
         (
-            "job_id,user,submit_s,gpus,run_s\n1,a,nan,1,5\n",
-            "line 2: 'nan' is not a time in seconds",
+            "job_id,user,submit_s,gpus,run_s,vram_bytes\n1,a,0,1,5,2G\n",
+            "line 2: vram_bytes is '2G'; write a whole",
         ),
-        ("job_id,user,submit_s,gpus,run_s\n1,a,x,1,5\n", "line 2: 'x' is not a time in seconds"),
-        ("job_id,user,submit_s,gpus,run_s\n1,a,0,1.5,5\n", "line 2: '1.5' is no number of GPUs"),
     ],
 )
 def test_broken_workloads_name_the_line(tmp_path: Path, text: str, says: str) -> None:
@@ -157,6 +160,43 @@ def test_broken_workloads_name_the_line(tmp_path: Path, text: str, says: str) ->
     done = run(str(path), "--gpus", "4")
     assert done.exit_code == 2
     assert says in done.output
+
+
+def test_a_workload_as_spreadsheets_write_it_is_read(tmp_path: Path) -> None:
+    """A byte order mark, blanks after the commas, CRLF, an empty line; jobs without GPUs go."""
+    path, out = tmp_path / "w.csv", tmp_path / "starts"
+    path.write_bytes(
+        b"\xef\xbb\xbfjob_id, user, submit_s, gpus, run_s, limit_s\r\n"
+        b"1, a, 0, 1, 5, \r\n\r\n2, M\xfcller, 1.5, 1 , 5, 9\r\n3, c, 2, 0, 5, 5\r\n"
+    )
+    done = run(str(path), "--gpus", "1", "--json", "--starts", str(out))
+    assert json.loads(done.stdout)["unusable"] == 1
+    assert out.read_text() == "job_id,start_s,end_s\n1,0,5\n2,5,10\n"
+
+
+def test_a_trace_with_a_header_in_latin_1_is_read(tmp_path: Path) -> None:
+    """Headers of public traces name people and places; nobody says in which encoding."""
+    path, out = tmp_path / "w.swf", tmp_path / "starts"
+    job = b"1 0 -1 100 2 -1 -1 2 300 -1 1 7 -1 -1 -1 -1 -1 -1\n"
+    path.write_bytes(b"; Acknowledge: J. M\xfcller\n  ; indented\n\n" + job)
+    assert run(str(path), "--gpus", "4", "--starts", str(out)).exit_code == 0
+    assert out.read_text() == "job_id,start_s,end_s\n1,0,100\n"
+
+
+@pytest.mark.parametrize("line", ["1 0 -1 100 2", "1 0 -1 inf 2 -1 -1 2 300 -1 1 7", "a b c"])
+def test_a_broken_trace_names_the_line(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "w.swf"
+    path.write_text(f"; a comment\n{line}\n")
+    done = run(str(path), "--gpus", "4")
+    assert (done.exit_code, "line 2" in done.output) == (2, True)
+
+
+def test_a_report_that_cannot_be_written_is_an_error_without_traceback(made: Path) -> None:
+    command = [sys.executable, "-m", "gpuschedd.main", "replay", str(made), "--gpus", "4"]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, check=False)
+    assert done.returncode == 74
+    assert b"Traceback" not in done.stderr
 
 
 def test_text_report_has_a_line_per_job_size_and_user(made: Path) -> None:
