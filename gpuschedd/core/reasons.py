@@ -165,17 +165,32 @@ def foreign(need: Need, slots: Sequence[Slot]) -> Reason:
 
 def unavailable(need: Need, in_service: int, gpus: Sequence[Gpu], stuck: Sequence[JobId]) -> Reason:
     """GPUs are out of service (or held by stuck jobs), and it cannot start without one of them."""
-    out = [
-        f"GPU {gpu.index} {gpu.state.value}" + (f" ({gpu.state_text})" if gpu.state_text else "")
-        for gpu in gpus
-        if gpu.state is not GpuState.OK
-    ]
+    out = _out_of_service(gpus)
     if stuck:
         out.append(f"stuck {named(stuck)}")
     text = f"needs {asks(need)}; {in_service} can ever take it now: {', '.join(out) or 'no more'}"
     numbers = {"gpus": need.gpus, "usable_gpus": in_service}
     uuids = tuple(gpu.uuid for gpu in gpus if gpu.state is not GpuState.OK)
     return Reason(PendingReason.GPU_UNAVAILABLE, text, numbers, tuple(stuck), uuids)
+
+
+def _out_of_service(gpus: Iterable[Gpu]) -> list[str]:
+    """ "GPUs 0 and 1 unread (the driver hangs)": those with the same to say together."""
+    alike: dict[tuple[GpuState, str], list[int]] = {}
+    for gpu in gpus:
+        if gpu.state is not GpuState.OK:
+            alike.setdefault((gpu.state, gpu.state_text), []).append(gpu.index)
+    return [
+        f"{_gpus(indices)} {state.value}" + (f" ({text})" if text else "")
+        for (state, text), indices in alike.items()
+    ]
+
+
+def _gpus(indices: Sequence[int]) -> str:
+    """ "GPU 0", "GPUs 0, 1 and 3"."""
+    if len(indices) == 1:
+        return f"GPU {indices[0]}"
+    return f"GPUs {', '.join(map(str, indices[:-1]))} and {indices[-1]}"
 
 
 def no_gpus() -> Reason:

@@ -120,6 +120,15 @@ def test_job_behind_one_that_waits_for_a_drained_gpu_gets_the_reservation(
     assert plan(snapshot_of(cards, [], [x, y], now_s=2.0), EXACT).start_ids == (2,)
 
 
+def test_gpus_that_are_out_for_one_reason_are_named_together() -> None:
+    """A driver that is down says the same of sixteen GPUs: once is enough."""
+    down = {"state": GpuState.UNREAD, "state_text": "no driver"}
+    cards = (gpu(0, **down), gpu(1, **down), gpu(2, **down), gpu(3, state=GpuState.LOST))
+    made = plan(snapshot_of(cards, [], [waiting(1, 1)]), EXACT)
+    text = made.reasons[JobId(1)].text
+    assert text.endswith("GPUs 0, 1 and 2 unread (no driver), GPU 3 lost")
+
+
 def test_backfill_never_delays_the_head_job() -> None:
     made = plan(
         snapshot_of(
