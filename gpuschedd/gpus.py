@@ -171,6 +171,13 @@ def pick(inventory: Iterable[GpuInfo], wanted: tuple[int | str, ...]) -> tuple[G
     return tuple(gpu for gpu in gpus if gpu.uuid in chosen or gpu.parent_uuid in chosen)
 
 
+def place(gpu: GpuInfo) -> tuple[int, int]:
+    """Sorts GPUs as people count them: the driver's order, slices where their GPU would be."""
+    if gpu.parent_uuid is None:
+        return gpu.index, 0
+    return gpu.index // 100 - 1, gpu.index
+
+
 def nameless(inventory: Iterable[GpuInfo], wanted: tuple[int | str, ...]) -> tuple[str, ...]:
     """The names in the configuration that are no GPU's here: a slip, or one that is gone."""
     gpus = tuple(inventory)

@@ -32,6 +32,7 @@ from gpuschedd.gpus import (
     Want,
     nameless,
     pick,
+    place,
 )
 from gpuschedd.health import (
     HealthBook,
@@ -392,7 +393,8 @@ class GpuWatch:
             self._missing_since_s.setdefault(uuid, now_s)
         gone = [info for uuid, info in self._info.items() if uuid not in uuids]
         gone = [info for info in gone if not self._is_replaced(info, wanted)]
-        self._sample = replace(sample, inventory=(*wanted, *gone))
+        shown = tuple(sorted((*wanted, *gone), key=place))
+        self._sample = replace(sample, inventory=shown)
         self._take_health(sample)
         facts = self.retake()
         if facts is not None:
@@ -513,7 +515,7 @@ class GpuWatch:
         if self.released is not None:
             return f"released by an admin: {self.released}"
         if self._reopens:
-            return "the driver is being opened again"
+            return self.problem or "the driver is being opened again"
         age_s = self.sample_age_s
         if self.problem is not None and age_s is not None and age_s > STALE_AFTER_S:
             return self.problem

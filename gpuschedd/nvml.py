@@ -36,6 +36,7 @@ from gpuschedd.gpus import (
     ProcessPeak,
     Sample,
     Want,
+    place,
 )
 from gpuschedd.nvml_child import FRAME_BYTES_MAX, LENGTH, PROCESS_NAME, frame
 from gpuschedd.nvml_library import PAGE, PAGE_BYTES
@@ -50,8 +51,11 @@ LAST_BREATH_S = 0.1  # one that was killed just now takes no longer
 STRIKES_MAX = 2  # then the GPU is left out
 PAROLE_MIN_S, PAROLE_MAX_S = 60.0, 3600.0  # until it is asked again
 ACCOUNTS_DEADLINE_S = 2.0
+RELEASE_S = 2.0  # an admin who takes the driver away waits no longer for an answer of it
 LIST_FAILURES_MAX = 3  # in a row: so long the last list of a GPU's processes stands
-RECOUNT_EVERY_S = 60.0  # GPUs in /proc: a plugged or drained one needs a new child
+RECOUNT_EVERY_S = (
+    10.0  # GPUs in /proc, and by the driver: a plugged or drained one needs a new child
+)
 
 
 @dataclass(slots=True)
@@ -243,6 +247,7 @@ class NvmlGpus:
         self._strikes: dict[int, _Strikes] = {}
         self._known: dict[int, GpuUuid] = {}  # by the driver's index, as last seen
         self._left_out: frozenset[GpuUuid] = frozenset()
+        self._shut: dict[GpuUuid, GpuReading] = {}  # could not be opened, with the reason
         self._failures = 0
         self._not_before_s = 0.0
         self._opened_s = -INIT_EVERY_S
@@ -286,10 +291,22 @@ class NvmlGpus:
         }
 
     async def release(self) -> None:
-        """End the child: with it the last client of the driver that is ours."""
-        async with self._lock:
+        """End the child: with it the last client of the driver that is ours.
+
+        An answer that is late is not waited for: it is the driver that hangs which people reset.
+        """
+        try:
+            async with asyncio.timeout(RELEASE_S):
+                await self._lock.acquire()
+        except TimeoutError:
+            if self._child is not None:
+                self._child.kill()
+            await self._lock.acquire()
+        try:
             await self._end_child()
             self._not_before_s, self._opened_s = 0.0, -INIT_EVERY_S
+        finally:
+            self._lock.release()
 
     async def close(self) -> None:
         """End the child; nothing waits for one that hangs."""
@@ -345,8 +362,9 @@ class NvmlGpus:
             raise GpuSourceDown(reply["down"])
         self.driver = reply["driver"]
         opened = tuple(_info(entry) for entry in reply["inventory"])
-        kept = tuple(gpu for gpu in self._inventory if gpu.uuid in self._left_out)
-        self._inventory = (*opened, *kept)
+        self._shut = self._shut_of(reply["left_out"], {gpu.uuid for gpu in opened})
+        kept = tuple(g for g in self._inventory if g.uuid in self._left_out | self._shut.keys())
+        self._inventory = tuple(sorted((*opened, *kept), key=place))
         self._known |= {gpu.index: gpu.uuid for gpu in opened if gpu.parent_uuid is None}
         self._warnings = tuple(reply["warnings"])
         self._lists.clear()
@@ -357,6 +375,18 @@ class NvmlGpus:
             len(self._inventory),
             time.monotonic() - self._opened_s,
         )
+
+    def _shut_of(
+        self, entries: Iterable[Mapping[str, Any]], opened: set[GpuUuid]
+    ) -> dict[GpuUuid, GpuReading]:
+        """What to say of the GPUs that were there and could not be opened this time."""
+        found = {}
+        for entry in entries:
+            uuid = self._known.get(entry["index"])
+            if uuid is not None and uuid not in opened:
+                text = f"it cannot be opened; the driver says: {entry['reason']}"
+                found[uuid] = GpuReading(uuid, None, None, fault=entry["fault"], reason=text)
+        return found
 
     async def _ask(
         self,
@@ -498,6 +528,7 @@ class NvmlGpus:
 
     def _sample_of(self, taken_s: float, reply: dict[str, Any]) -> Sample:
         readings = [self._reading(entry) for entry in reply["readings"]]
+        readings += self._shut.values()
         for index, strikes in self._strikes.items():
             uuid = self._known.get(index)
             if strikes.out_until_s is None:

@@ -16,10 +16,12 @@ from typing import Any
 from gpuschedd import nvml_topology
 from gpuschedd.clock import wall_s
 from gpuschedd.nvml_library import (
+    ARGUMENT_VERSION_MISMATCH,
     DRIVER_NOT_LOADED,
     FUNCTION_NOT_FOUND,
     GPU_IS_LOST,
     INSUFFICIENT_SIZE,
+    INVALID_ARGUMENT,
     LIB_RM_MISMATCH,
     LIBRARY_NOT_FOUND,
     NEW_CHILD_CODES,
@@ -47,6 +49,7 @@ UTILIZATION_EVERY_S, UTILIZATION_STALE_S = 2.0, 10.0
 RESERVED_BYTES_MAX = 1024 * MIB  # more in use on an idle GPU is no reserve of an old driver's
 LIST_TRIES = 3
 EVENTS_MAX = 64  # taken per sweep
+GPUS_MAX = 1_024  # on one host; a driver that counts more counts wrong
 SERVER_NAME = "nvidia-cuda-mps"  # as /proc shows it: 15 bytes
 
 _COMPUTE = (
@@ -58,6 +61,13 @@ _GRAPHICS = (
     "nvmlDeviceGetGraphicsRunningProcesses_v2",
 )
 _MPS = ("nvmlDeviceGetMPSComputeRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses")
+#: The driver has no version 2 of what is asked, in the words of different releases.
+_NO_SUCH_FORM = (
+    FUNCTION_NOT_FOUND,
+    NOT_SUPPORTED,
+    ARGUMENT_VERSION_MISMATCH,
+    INVALID_ARGUMENT,
+)
 _XID, _MIG_CHANGED, _RECOVERY, _UNAVAILABLE = 0x8, 0x100, 0x8000, 0x4000
 _ECC_FIELD, _PENDING_FIELD, _FAILED_FIELD, _RECOVERY_FIELD = 4, 144, 145, 230
 _UNCORRECTED, _VOLATILE = 1, 0
@@ -99,6 +109,8 @@ class Driver:
         self._recounted_s = 0.0
         self._recount_every_s = 0.0
         self._counted = 0
+        self._count = 0  # of GPUs, by the driver, when it was opened
+        self._left_out: dict[int, dict[str, Any]] = {}  # GPUs that could not be opened, by index
         self._new_child: str | None = None
 
     def handle(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -130,10 +142,12 @@ class Driver:
             self.shut_down()
             self._lib.call("nvmlInit")
             count = self._lib.call("nvmlDeviceGetCount")
+            if count > GPUS_MAX:
+                raise Failed(GARBAGE, f"it counts {count} GPUs; the limit is {GPUS_MAX}")
         except Failed as failure:
             return {"down": down_text(failure), "code": failure.code}
         warnings: list[str] = []
-        self._devices = []
+        self._devices, self._left_out, self._count = [], {}, count
         inventory = []
         for index in range(count):
             if index not in request.get("skip_indices", ()):
@@ -150,7 +164,12 @@ class Driver:
                 "memory cannot be attributed to jobs"
             )
         version = self._lib.ask("nvmlSystemGetDriverVersion")
-        return {"driver": str(version), "inventory": inventory, "warnings": warnings}
+        return {
+            "driver": str(version),
+            "inventory": inventory,
+            "left_out": [{"index": index, **why} for index, why in self._left_out.items()],
+            "warnings": warnings,
+        }
 
     def shut_down(self) -> None:
         """Undo every init: one too many would make the next a no-op with the old list of GPUs."""
@@ -172,6 +191,8 @@ class Driver:
         except Failed as failure:
             why = "it may not be opened" if failure.code == NO_PERMISSION else "it is not there"
             warnings.append(f"GPU {index} is left out, {why}: {failure.text}")
+            fault = "lost" if failure.code == GPU_IS_LOST else "unread"
+            self._left_out[index] = {"fault": fault, "reason": failure.text}
             return []
         if not uuid or any(uuid == (known.parent or known).uuid for known in self._devices):
             warnings.append(f"GPU {index} is left out, its UUID is no name of its own: {uuid!r}")
@@ -261,7 +282,7 @@ class Driver:
             try:
                 return self._lib.call("nvmlDeviceGetMemoryInfo", device.handle, version=version)
             except Failed as failure:
-                if failure.code not in (FUNCTION_NOT_FOUND, NOT_SUPPORTED):
+                if failure.code not in _NO_SUCH_FORM:
                     raise
         memory = self._lib.call("nvmlDeviceGetMemoryInfo", device.handle)
         device.v1_memory = True
@@ -627,13 +648,26 @@ class Driver:
     # --- inventory changes --------------------------------------------------------------------
 
     def _recount(self, now_s: float) -> None:
-        """A GPU that was plugged or drained: this process would go on seeing the old ones."""
+        """A GPU that was plugged or drained: this process would go on seeing the old ones.
+
+        Some drivers tell it, too; and one that could not be opened at the start may be well now.
+        """
         if now_s - self._recounted_s < self._recount_every_s:
             return
         self._recounted_s = now_s
         count = self._count_in_proc()
         if count is not None and count != self._counted:
             self._new_child = f"the driver has {count} GPUs now; it had {self._counted}"
+        told = self._lib.ask("nvmlDeviceGetCount")
+        if told is not None and told != self._count:
+            self._new_child = f"the driver counts {told} GPUs now; it counted {self._count}"
+        for index in self._left_out:
+            if self._can_open(index):
+                self._new_child = f"GPU {index} can be opened now"
+
+    def _can_open(self, index: int) -> bool:
+        handle = self._lib.ask("nvmlDeviceGetHandleByIndex", index)
+        return handle is not None and bool(self._lib.ask("nvmlDeviceGetUUID", handle))
 
     def _count_in_proc(self) -> int | None:
         try:

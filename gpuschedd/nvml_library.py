@@ -19,7 +19,7 @@ PAGE = struct.Struct("<Qi64s")  # calls begun, GPU index or -1, function
 SUCCESS, UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION = 0, 1, 2, 3, 4
 NOT_FOUND, INSUFFICIENT_SIZE, DRIVER_NOT_LOADED, TIMEOUT = 6, 7, 9, 10
 LIBRARY_NOT_FOUND, FUNCTION_NOT_FOUND, GPU_IS_LOST, RESET_REQUIRED = 12, 13, 15, 16
-LIB_RM_MISMATCH, UNKNOWN, BROKEN_BINDING = 18, 999, -1
+LIB_RM_MISMATCH, ARGUMENT_VERSION_MISMATCH, UNKNOWN, BROKEN_BINDING = 18, 25, 999, -1
 NEW_CHILD_CODES = frozenset({UNINITIALIZED, DRIVER_NOT_LOADED, LIB_RM_MISMATCH})
 
 
@@ -76,7 +76,7 @@ class Library:
             return function(*arguments, **named)
         except nvml.NVMLError as error:
             code = int(getattr(error, "value", BROKEN_BINDING))
-            raise Failed(code, str(error)) from error
+            raise Failed(code, _words_of(error, code)) from error
         except (
             Exception
         ) as error:  # NVMLLibraryMismatchError, UnicodeDecodeError, ArgumentError, ...
@@ -120,3 +120,11 @@ class Library:
         self.gpu = -1
         if self._page is not None:
             PAGE.pack_into(self._page, 0, self.calls, -1, b"")
+
+
+def _words_of(error: Exception, code: int) -> str:
+    """The driver's words for a code that the binding does not know; they may be garbage, too."""
+    try:
+        return str(error)
+    except Exception:
+        return f"error {code}"

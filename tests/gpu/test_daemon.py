@@ -18,6 +18,7 @@ from gpusched_client.protocol import JobView
 from gpusched_client.terms import JobState
 from tests.support.daemon import DaemonProcess, until
 from tests.support.fake_nvml.driver import (
+    DRIVER_NOT_LOADED,
     GIB,
     LIB_RM_MISMATCH,
     MIB,
@@ -556,6 +557,24 @@ def test_release_lets_go_of_the_driver_and_resume_takes_it_back(
         ended = client.wait(waits.id, timeout_s=30)
         assert (ended.state, ended.gpu_uuids) == (JobState.COMPLETED, ("MIG-new",))
         assert is_running(client, job.id)
+
+
+def test_a_driver_that_hangs_can_be_released_and_its_trouble_is_told(
+    driver: FakeDriver, daemon_over: Start
+) -> None:
+    """Who wants to reset a GPU that hangs is not made to wait for it; then the module is gone."""
+    daemon = daemon_over(driver, "--set", "nvml.sweep_deadline=60")
+    with daemon.client() as client:
+        until(client.gpus, "the GPU is known")
+        driver.add("hang nvmlDeviceGetMemoryInfo_v2 0")
+        until(lambda: (client.status().sample_age_s or 0) > 1.5, "the driver hangs")
+        began_s = time.monotonic()
+        assert daemon.run("gctl", "gpus", "release").returncode == 0
+        assert time.monotonic() - began_s < 15
+        driver.remove("hang")
+        driver.set(init=DRIVER_NOT_LOADED)
+        said = daemon.run("gctl", "gpus", "resume")
+        assert "modprobe nvidia" in said.stdout
 
 
 def _nvml_children(daemon: DaemonProcess) -> list[int]:

@@ -124,6 +124,25 @@ def test_a_gpu_off_the_bus_at_the_start_is_left_out_and_reported_21(
     assert any("GPU 0 is left out" in text for text in sample.warnings)
 
 
+def test_a_gpu_that_a_new_child_cannot_open_is_lost_with_the_reason_and_comes_back_21(
+    driver: FakeDriver, gpus: Open, judge: Judge
+) -> None:
+    """Its handle fails at the re-init; who it is is known from before. It is tried again."""
+    two(driver)
+    source = gpus(recount_every_s=0.0)
+    source.sample()
+    driver.add(f"error * 1 {GPU_IS_LOST}")
+    source.run(source.source.release())
+    gpu = judge.gpu(source.sample(), 1)
+    assert (gpu.state, gpu.state_text) == (
+        GpuState.LOST,
+        "it cannot be opened; the driver says: GPU is lost",
+    )
+    driver.remove("error")
+    source.sample()
+    assert judge.gpu(source.sample(), 1).state is GpuState.OK
+
+
 def test_a_plugged_gpu_is_found_by_a_new_child_22(
     driver: FakeDriver, gpus: Open, tmp_path: Path
 ) -> None:

@@ -133,6 +133,46 @@ def test_peer_status_is_asked_with_plain_numbers_7(driver: FakeDriver) -> None:
     assert said.split() in (["1", "-1", "True"], ["1"])
 
 
+@pytest.mark.usefixtures("driver")
+def test_a_count_that_cannot_be_is_no_count() -> None:
+    """Nobody asks for four billion GPUs one by one."""
+    said = in_process(
+        """
+        pynvml.nvmlDeviceGetCount = lambda: 4_000_000_000
+        print(driver.open({"op": "open", "recount_every_s": 60.0})["down"])
+        """,
+    )
+    assert "counts 4000000000 GPUs" in said
+
+
+@pytest.mark.usefixtures("driver")
+def test_another_count_of_the_driver_s_asks_for_a_new_child_22() -> None:
+    """In a container there may be no /proc/driver/nvidia to count in."""
+    said = in_process(
+        """
+        driver.open({"op": "open", "recount_every_s": 0.0})
+        print(driver.sweep({})["new_child"])
+        pynvml.nvmlDeviceGetCount = lambda: 2
+        print(driver.sweep({})["new_child"])
+        """,
+    )
+    assert said.splitlines() == ["None", "the driver counts 2 GPUs now; it counted 1"]
+
+
+def test_words_that_are_no_text_leave_an_error_its_number_10(driver: FakeDriver) -> None:
+    """A code that the binding does not know is put into words by the library."""
+    driver.add("error nvmlDeviceGetUUID 0 77")
+    said = in_process(
+        """
+        def words(code):
+            return b"odd\\xff".decode()
+        pynvml.nvmlErrorString = words
+        print(driver.open({"op": "open", "recount_every_s": 60.0})["warnings"])
+        """,
+    )
+    assert "error 77" in said
+
+
 @pytest.mark.parametrize("answer", [[], ["error nvmlDeviceGetProcessUtilization 0 6"]])
 def test_no_utilization_samples_is_no_error_8(
     driver: FakeDriver, gpus: Open, answer: list[str]

@@ -12,6 +12,7 @@ from gpusched_client.errors import Infeasible
 from gpuschedd.attribution import Stranger
 from gpuschedd.core import admission
 from gpuschedd.core.model import GpuState, Inventory, Policy, Request
+from gpuschedd.nvml_library import ARGUMENT_VERSION_MISMATCH, INVALID_ARGUMENT
 from tests.support.fake_nvml.driver import GIB, MIB, NOT_SUPPORTED, FakeDriver, uuid_of
 from tests.support.gpus import Judge, Source, headroom, held, key
 
@@ -46,6 +47,17 @@ def test_an_old_drivers_reserve_is_found_on_an_idle_gpu_26(
     assert gpu.whole_idle
     driver.process(0, 1, 4 * GIB)
     assert source.reading().used_bytes == 4 * GIB
+
+
+@pytest.mark.parametrize("code", [INVALID_ARGUMENT, ARGUMENT_VERSION_MISMATCH])
+def test_a_driver_that_knows_version_2_by_name_only_is_asked_for_version_1_26(
+    driver: FakeDriver, gpus: Open, judge: Judge, code: int
+) -> None:
+    """The function is there and refuses the struct."""
+    driver.gpu(0, reserved=600 * MIB)
+    driver.add(f"error nvmlDeviceGetMemoryInfo_v2 * {code}")
+    gpu = judge.gpu(gpus().sample())
+    assert (gpu.state, gpu.capacity_bytes) == (GpuState.OK, 48 * GIB - 600 * MIB)
 
 
 def test_a_process_without_a_figure_is_never_zero_27(
