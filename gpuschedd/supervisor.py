@@ -935,6 +935,8 @@ def execute(argv: list[bytes], environment: dict[bytes, bytes]) -> NoReturn:
                 text = f"{display(path)}: its interpreter does not exist"
                 raise ExecFailed(CODE_NOT_EXECUTABLE, text) from error
         except OSError as error:
+            if b"/" not in argv[0] and not os.path.exists(path):
+                continue  # a directory of PATH that this user may not look into holds nothing
             found = found or error
             if error.errno != errno.EACCES:
                 break

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import select
@@ -170,6 +171,28 @@ def test_a_command_that_cannot_run_ends_as_in_a_shell(
     end = host.run(*argv)
     assert (end.code, end.cause) == (code, "exit")
     assert words in str(end.reason)
+
+
+def test_a_closed_directory_in_path_is_no_command_that_cannot_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where PATH was root's: a command that is nowhere is not found; a closed path is closed."""
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o000)
+
+    def execve(path: bytes, *_: object) -> None:
+        if path.startswith(bytes(closed)):
+            raise PermissionError(errno.EACCES, "Permission denied")
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+
+    monkeypatch.setattr(supervisor.os, "execve", execve)
+    environment = {b"PATH": bytes(closed) + b":/bin"}
+    with pytest.raises(supervisor.ExecFailed, match="command not found: no-such") as failed:
+        supervisor.execute([b"no-such"], environment)
+    assert failed.value.code == 127
+    with pytest.raises(supervisor.ExecFailed, match="Permission denied") as failed:
+        supervisor.execute([bytes(closed) + b"/sh"], environment)
+    assert failed.value.code == 126
 
 
 def test_files_without_a_usable_first_line(host: Host) -> None:
