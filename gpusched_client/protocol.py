@@ -99,6 +99,12 @@ def _time_limit(value: object, path: str) -> int:
     return limit_s
 
 
+def _gpu_name(value: object, path: str) -> str:
+    """A UUID, or an index as text or integer."""
+    name: str = text(128)(str(value) if type(value) is int else value, path)
+    return name
+
+
 def _cwd(value: object, path: str) -> bytes:
     directory: bytes = octets(PATH_BYTES_MAX, empty=False)(value, path)
     if not directory.startswith(b"/"):
@@ -390,7 +396,7 @@ class StatsRequest(Request):
 class DrainRequest(Request):
     """Take a GPU, named by index or UUID, out of service once its jobs are gone."""
 
-    gpu: str = wire(text(128))
+    gpu: str = wire(_gpu_name)
     reason: str = wire(text(REASON_BYTES_MAX))
 
 
@@ -398,7 +404,7 @@ class DrainRequest(Request):
 class ResumeRequest(Request):
     """Put a drained GPU back into service."""
 
-    gpu: str = wire(text(128))
+    gpu: str = wire(_gpu_name)
 
 
 @message

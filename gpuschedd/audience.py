@@ -36,12 +36,9 @@ class Watcher:
             else:
                 self.dropped += 1
             return
-        if self.dropped:
-            marker = Event(EVENTS_DROPPED, event.at_s, data={"count": self.dropped})
-            if not self.send(number - 1, marker):
-                self.dropped += 1
-                return
-            self.dropped = 0
+        if self.dropped and not self._send_marker(number - 1, event.at_s):
+            self.dropped += 1
+            return
         if not self.send(number, event):
             self.dropped += 1
 
@@ -49,9 +46,17 @@ class Watcher:
         """Keep live events back while older ones are fetched."""
         self._held = []
 
-    def release(self, missed: Iterable[Numbered]) -> None:
-        """The older events first, then those kept back, then live ones."""
+    def _send_marker(self, number: int, at_s: float) -> bool:
+        marker = Event(EVENTS_DROPPED, at_s, data={"count": self.dropped})
+        if not self.send(number, marker):
+            return False
+        self.dropped = 0
+        return True
+
+    def release(self, missed: Iterable[Numbered], forgotten: int) -> None:
+        """A marker for the `forgotten` oldest, the other old ones, those kept back, live ones."""
         held, self._held = self._held or [], None
+        self.dropped += forgotten
         for number, event in (*missed, *held):
             self.offer(number, event)
 

@@ -15,7 +15,14 @@ from itertools import islice
 from typing import Any, Protocol, TypeVar
 
 from gpusched_client import protocol
-from gpusched_client.errors import Conflict, Denied, LimitReached, NotFound, Unavailable
+from gpusched_client.errors import (
+    Conflict,
+    Denied,
+    GpuschedError,
+    LimitReached,
+    NotFound,
+    Unavailable,
+)
 from gpusched_client.protocol import (
     PROTOCOL_VERSION,
     BackupRequest,
@@ -142,6 +149,10 @@ class Connection(Protocol):
 
     def on_close(self, callback: Callable[[], None]) -> None:
         """Call back when the connection is gone."""
+
+    @property
+    def is_watching(self) -> bool:
+        """Whether a watch is on."""
 
     def keep_open(self) -> None:
         """A watch is on: the connection may be silent."""
@@ -436,6 +447,11 @@ class Handlers:
                 begin += 1
                 if job.job_id == request.after:
                     break
+            else:
+                raise NotFound(
+                    f"job {request.after} is not in the queue (any more); read it from the start",
+                    {"job_id": request.after},
+                )
         page = list(islice(rows, request.limit))
         shown = await self._views(caller, [job for job, _ in page])
         return QueueResult(
@@ -595,6 +611,8 @@ class Handlers:
     async def _watch(
         self, connection: Connection, caller: Caller, request: WatchRequest
     ) -> Response:
+        if connection.is_watching:
+            raise Conflict("this connection has a watch already; open another for a second one")
         if len(self._audience.watchers) >= WATCHERS_MAX:
             raise LimitReached(f"{WATCHERS_MAX} watchers are there already; that is the limit")
 
@@ -610,8 +628,13 @@ class Handlers:
         if request.since is not None and request.since < last:
             since = request.since
             watcher.hold()
-            missed = await self._read(caller, lambda history: history.events_since(since, last))
-            asyncio.get_running_loop().call_soon(watcher.release, missed)
+            try:
+                missed = await self._read(caller, lambda history: history.events_since(since, last))
+            except GpuschedError:
+                self._audience.watchers.discard(watcher)
+                raise
+            forgotten = last - since - len(missed)  # ids have no gaps
+            asyncio.get_running_loop().call_soon(watcher.release, missed, forgotten)
         return WatchResult(last_event_id=last)
 
     def _event(self, caller: Caller, number: int, event: Event) -> protocol.Event:
@@ -623,6 +646,7 @@ class Handlers:
             kind=event.kind,
             job_id=event.job_id,
             uid=event.uid,
+            gpu_uuid=event.data.get("gpu"),
             text=views.event_text(event),
             data=dict(event.data),
         )

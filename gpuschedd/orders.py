@@ -74,9 +74,16 @@ class Caller:
 
 
 def digest_of(request: SubmitRequest) -> bytes:
-    """What a submission id stands for: the same bytes, the same order."""
+    """What a submission id stands for: the same jobs in the same order.
+
+    A map has no order: a client that writes its request again may write the names in another.
+    """
     content = request.to_wire()
     content.pop("submission_id", None)
+    for part in (content, content.get("common", {}), *content["jobs"]):
+        for name in ("environment", "rlimits"):
+            if part.get(name):
+                part[name] = dict(sorted(part[name].items()))
     return hashlib.sha256(msgpack.packb(content, use_bin_type=True)).digest()
 
 
@@ -115,7 +122,7 @@ def _again(batch: Batch, known: Submission, digest: bytes, request: SubmitReques
             "other content; use a new id",
             {"job_ids": list(known.job_ids)},
         )
-    default_s = batch.state.config.scheduling.default_time_limit_s
+    default_s = batch.state.config.scheduling.usual_time_limit_s
     limits = [
         limit_on_wire(default_s) if j.time_limit_s is None else j.time_limit_s for j in request.jobs
     ]
@@ -175,7 +182,7 @@ def request_of(batch: Batch, caller: Caller, wanted: JobRequest) -> Request:
 def _time_limit(batch: Batch, caller: Caller, wanted_s: int | None) -> float | None:
     scheduling = batch.state.config.scheduling
     if wanted_s is None:
-        return scheduling.default_time_limit_s
+        return scheduling.usual_time_limit_s
     limit_s = None if wanted_s == UNLIMITED_S else float(wanted_s)
     most_s = scheduling.max_time_limit_s
     if most_s is not None and not caller.is_admin and (limit_s is None or limit_s > most_s):

@@ -353,6 +353,11 @@ class ServerConnection(asyncio.Protocol):
         """Call back when the connection is gone."""
         self._close_callbacks.append(callback)
 
+    @property
+    def is_watching(self) -> bool:
+        """Whether a watch is on."""
+        return self._watching
+
     def keep_open(self) -> None:
         """A watch is on: silence is no reason to close."""
         self._watching = True

@@ -472,12 +472,13 @@ class History:
         return [_event_from(row) for row in reversed(rows)]
 
     def events_since(self, since: int, last: int, limit: int = 1_000) -> list[tuple[int, Event]]:
-        """Events with since < id <= last, oldest first, with their ids."""
+        """The newest events with since < id <= last, oldest first, with their ids."""
         rows = self._db.execute(
-            "SELECT * FROM event WHERE event_id > ? AND event_id <= ? ORDER BY event_id LIMIT ?",
+            "SELECT * FROM event WHERE event_id > ? AND event_id <= ?"
+            " ORDER BY event_id DESC LIMIT ?",
             (since, last, limit),
-        )
-        return [(row["event_id"], _event_from(row)) for row in rows]
+        ).fetchall()
+        return [(row["event_id"], _event_from(row)) for row in reversed(rows)]
 
     def promise_of(self, job_id: JobId) -> PromiseRow | None:
         """The newest promise that job had."""

@@ -191,6 +191,77 @@ def test_all_that_was_asked_before_a_half_close_is_answered(daemon: DaemonProces
         assert time.monotonic() - began_s < 10.0
 
 
+def test_a_retry_may_write_its_maps_in_another_order(daemon: DaemonProcess) -> None:
+    """A map has no order; the values count, and which belongs to which name."""
+    held = {**JOB, "hold": True}
+    one, other = {"A": "1", "B": "2"}, {"B": "2", "A": "1"}
+    with raw(daemon) as connected:
+        answers = [
+            call(connected, 0, 1, "submit", [{"submission_id": "x", "jobs": [{**held, **change}]}])
+            for change in (
+                {"environment": one},
+                {"environment": other},
+                {"environment": {"A": "2", "B": "1"}},
+            )
+        ]
+    assert [answer[3] and answer[3]["job_ids"] for answer in answers] == [[1], [1], None]
+    assert answers[2][2]["code"] == "conflict"
+
+
+def test_a_page_behind_a_job_that_left_the_queue_is_refused(daemon: DaemonProcess) -> None:
+    """An empty page would read as the end of the queue."""
+    with raw(daemon) as connected:
+        call(connected, 0, 1, "submit", [{"jobs": [{**JOB, "hold": True}] * 3}])
+        *_, page = call(connected, 0, 2, "queue", [{"limit": 2}])
+        assert [job["job_id"] for job in page["jobs"]] == [1, 2]
+        *_, page = call(connected, 0, 3, "queue", [{"after": 2}])
+        assert [job["job_id"] for job in page["jobs"]] == [3]
+        *_, page = call(connected, 0, 4, "queue", [{"after": 3}])
+        assert page == {"jobs": [], "total": 3}
+        call(connected, 0, 5, "cancel", [{"job_ids": [2]}])
+        *_, error, _ = call(connected, 0, 6, "queue", [{"after": 2}])
+        assert error["code"] == "not_found"
+
+
+def test_a_gpu_is_named_by_its_index_as_text_or_integer(daemon: DaemonProcess) -> None:
+    with raw(daemon) as connected:
+        *_, drained = call(connected, 0, 1, "drain", [{"gpu": 0, "reason": "fan"}])
+        assert (drained["gpu"]["index"], drained["gpu"]["state"]) == (0, "drained")
+        *_, resumed = call(connected, 0, 2, "resume", [{"gpu": "0"}])
+        assert (resumed["gpu"]["index"], resumed["gpu"]["state"]) == (0, "ok")
+
+
+def events_of(connected: socket.socket, last: int) -> list[dict[str, Any]]:
+    """Notifications up to the event with this id."""
+    unpacker = msgpack.Unpacker()
+    events: list[dict[str, Any]] = []
+    while not events or events[-1]["event_id"] < last:
+        unpacker.feed(connected.recv(65536))
+        events += [params[0] for kind, *_, params in unpacker if kind == 2]
+    return events
+
+
+def test_a_watch_that_missed_more_than_is_kept_says_how_many(daemon: DaemonProcess) -> None:
+    """First the marker, then the newest without a gap."""
+    with raw(daemon) as connected, raw(daemon) as watching:
+        call(connected, 0, 1, "submit", [{"jobs": [{**JOB, "hold": True}] * 700}])
+        call(connected, 0, 2, "cancel", [{"job_ids": list(range(1, 701))}])
+        watching.sendall(msgpack.packb([0, 3, "watch", [{"since": 0}]]))
+        *_, result = call(connected, 0, 4, "watch", [])
+        last = result["last_event_id"]
+        marker, *events = events_of(watching, last)
+        assert (marker["kind"], marker["data"]) == ("dropped", {"count": last - 1000})
+        assert [event["event_id"] for event in events] == list(range(last - 999, last + 1))
+
+
+def test_a_connection_has_one_watch(daemon: DaemonProcess) -> None:
+    """A second would send everything twice, and there are not endlessly many."""
+    with raw(daemon) as connected:
+        call(connected, 0, 1, "watch", [])
+        *_, error, _ = call(connected, 0, 2, "watch", [])
+        assert error["code"] == "conflict"
+
+
 def test_half_a_message_and_silence_is_cut_after_ten_seconds(daemon: DaemonProcess) -> None:
     """The slow-loris gets an error and its connection back."""
     with raw(daemon) as connected:
