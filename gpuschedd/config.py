@@ -19,6 +19,7 @@ from gpusched_client.units import UNLIMITED_S, parse_bytes, parse_duration
 from gpuschedd.simgpu import parse_host
 
 CONFIG_BYTES_MAX = 256 * 1024
+SECONDS_MAX = 10 * 365 * 86_400  # of a duration
 _MIB = 2**20
 
 
@@ -96,8 +97,8 @@ def _bytes(value: Any) -> int:
 def _seconds(value: Any) -> float:
     """ "10s", "2h", "7d"; a bare number is seconds."""
     if isinstance(value, int | float) and not isinstance(value, bool):
-        if value < 0:
-            raise ValueError("must not be negative")
+        if not 0 <= value <= SECONDS_MAX:
+            raise ValueError(f"must be from 0 to {SECONDS_MAX} seconds")
         return float(value)
     text = str(value)
     if text.isdecimal():
@@ -113,9 +114,21 @@ def _seconds(value: Any) -> float:
     return float(seconds)
 
 
+def _span(least_s: float) -> Parse:
+    """A duration that is not too short for what it is for."""
+
+    def parse(value: Any) -> float:
+        seconds = _seconds(value)
+        if seconds < least_s:
+            raise ValueError(f"must be at least {least_s:g}s")
+        return seconds
+
+    return parse
+
+
 def _limit(value: Any) -> float | None:
     """A duration, or "unlimited"."""
-    return None if value == "unlimited" else _seconds(value)
+    return None if value == "unlimited" else _span(1.0)(value)
 
 
 def _horizon(value: Any) -> float:
@@ -184,7 +197,7 @@ class Scheduling:
     promise_within_s: float = _key(86_400.0, _horizon, "reservations this near become promises")
     w_fair: float = _key(1000.0, _number(0, 1e6), "weight of the fair-share factor")
     w_age_per_h: float = _key(10.0, _number(1e-6, 1e6), "weight of an hour of waiting")
-    half_life_s: float = _key(7 * 86_400.0, _seconds, "usage halves in this time")
+    half_life_s: float = _key(7 * 86_400.0, _span(1.0), "usage halves in this time")
     age_jobs_per_user: int = _key(1, _integer(0, 100_000), "jobs per user that age; 0 = all")
     default_time_limit_s: float | None = _key(None, _limit, "for jobs without --time")
     max_time_limit_s: float | None = _key(None, _limit, "the longest limit a user may ask")
@@ -192,6 +205,12 @@ class Scheduling:
     max_cpu_jobs: int = _key(
         os.cpu_count() or 1, _integer(0, 100_000), "jobs without a GPU that run at once"
     )
+
+    @property
+    def usual_time_limit_s(self) -> float | None:
+        """Of jobs without --time: the default, where that is no longer than the longest."""
+        known = [s for s in (self.default_time_limit_s, self.max_time_limit_s) if s is not None]
+        return min(known, default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,8 +239,8 @@ class Nvml:
     """The driver: what it is asked, how long it may take, and what makes a GPU sick."""
 
     accounting: bool = _key(True, _flag, "use the driver's own peaks; root switches them on")
-    sweep_deadline_s: float = _key(5.0, _seconds, "for one look at all GPUs")
-    open_deadline_s: float = _key(60.0, _seconds, "for the start of the driver")
+    sweep_deadline_s: float = _key(5.0, _span(0.1), "for one look at all GPUs")
+    open_deadline_s: float = _key(60.0, _span(0.1), "for the start of the driver")
     health_interval_s: float = _key(30.0, _seconds, "between two health checks")
     skip_calls: tuple[str, ...] = _key((), _texts, "NVML functions that are never called")
     integrated_models: tuple[str, ...] = _key(
@@ -321,7 +340,7 @@ class Config:
     exec_jobs: bool = _key(True, _flag, "false: jobs hold their GPUs and run nothing")
     admin_group: str = _key("", _text, "members administer the scheduler, as root does")
     private: bool = _key(False, _flag, "hide other users' job names, commands and directories")
-    gpu_sample_interval_s: float = _key(0.5, _seconds, "between two looks at the GPUs")
+    gpu_sample_interval_s: float = _key(0.5, _span(0.05), "between two looks at the GPUs")
     visible_devices: str = _key(
         "auto", _choice("auto", "index", "uuid"), "how CUDA_VISIBLE_DEVICES names a job's GPUs"
     )
@@ -387,7 +406,8 @@ def load(
 
 def _read(path: Path, others_may: int) -> str:
     try:
-        with path.open("rb") as file:
+        # A FIFO in its place would be waited for.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             _check_file(path, os.fstat(file.fileno()), others_may)
             return file.read(CONFIG_BYTES_MAX + 1).decode("utf-8")
     except FileNotFoundError:
@@ -398,6 +418,8 @@ def _read(path: Path, others_may: int) -> str:
 
 def _check_file(path: Path, found: os.stat_result, others_may: int) -> None:
     """Refuse what is too large, and what others could have written: it decides for root."""
+    if stat.S_ISFIFO(found.st_mode) or stat.S_ISSOCK(found.st_mode):
+        raise ConfigError(f"{path}: is no file; put a file in its place")
     if found.st_size > CONFIG_BYTES_MAX:
         raise ConfigError(f"{path}: {found.st_size} bytes; the limit is {CONFIG_BYTES_MAX}")
     if others_may == 0o777:
@@ -411,6 +433,20 @@ def _check_file(path: Path, found: os.stat_result, others_may: int) -> None:
         raise ConfigError(
             f"{path}: others may write it (mode {stat.S_IMODE(found.st_mode):o}); chmod go-w {path}"
         )
+
+
+def place_warning(path: Path) -> str | None:
+    """Who may write the directory may put another file in the place of this one."""
+    try:
+        mode = path.parent.stat().st_mode
+    except OSError:
+        return None
+    if not mode & 0o022 or mode & stat.S_ISVTX:
+        return None
+    return (
+        f"others may write {path.parent} (mode {stat.S_IMODE(mode):o}), and so replace the "
+        f"configuration; chmod go-w {path.parent}"
+    )
 
 
 _Path = tuple[str, ...]  # the tables around a key, and the key

@@ -366,6 +366,8 @@ class Daemon:
         """A name in the configuration that is nobody's is a slip, or an account to come."""
         if not self.options.is_system:
             return
+        if loose := config.place_warning(self.options.config):
+            log.warning("config_loose text=%s", loose)
         names, admin_group = self.settings.names, self.settings.admin_group
         with suppress(TimeoutError):
             for text in await self.accounts.ask(partial(unknown_names, names, admin_group)):
@@ -535,22 +537,41 @@ def cli(
 @cli.command("check-config")
 @click.option("--system", is_flag=True, help="As `gpuschedd --system` would read it.")
 @click.argument("file", required=False, type=click.Path(path_type=Path))
-def check_config(system: bool, file: Path | None) -> None:
-    """Read FILE (the configuration in use) and say what is wrong with it."""
-    path = file or paths.config_path(system)
+@click.pass_context
+def check_config(context: click.Context, system: bool, file: Path | None) -> None:
+    """Read FILE (the configuration in use) and say what is wrong with it.
+
+    Without FILE and --system: your own, and the system's too where you have none.
+    """
+    daemon = context.find_root().params  # `gpuschedd --system check-config` says it as well
+    system = system or daemon["system"]
+    path = file or daemon["config_path"] or paths.config_path(system)
+    found = [path]
+    if path == paths.config_path(False) and not path.exists() and paths.SYSTEM_CONFIG.exists():
+        found.append(paths.SYSTEM_CONFIG)
+    good = [_check_config(each, system, daemon["overrides"]) for each in found]
+    sys.exit(0 if all(good) else EX_CONFIG)
+
+
+def _check_config(path: Path, system: bool, overrides: tuple[str, ...]) -> bool:
+    """Say what is set, or what is wrong and how to mend it; whether it is good."""
     is_system = system or path == paths.SYSTEM_CONFIG
-    options = Options(is_system, "", Path(), Path(), path, ())
+    options = Options(is_system, "", Path(), Path(), path, overrides)
     try:
         found = read_config(options)
     except (config.ConfigError, GpuschedError) as error:
         click.echo(f"gpuschedd: {error}", err=True)
-        sys.exit(EX_CONFIG)
-    changed = config.changed_keys(read_config(replace(options, config=Path(os.devnull))), found)
+        return False
+    changed = config.changed_keys(
+        read_config(replace(options, config=Path(os.devnull), overrides=())), found
+    )
     state = "is good" if path.exists() else "is missing, which is good: all is at its default"
     click.echo(f"{path} {state}; it sets {', '.join(changed) or 'nothing'}")
     if is_system:
-        for text in unknown_names(found.names, found.admin_group):
+        loose = config.place_warning(path)
+        for text in (*unknown_names(found.names, found.admin_group), *([loose] if loose else [])):
             click.echo(f"note: {text}")
+    return True
 
 
 cli.add_command(replay)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from gpusched_client import paths
 from gpuschedd import config
 from gpuschedd.main import SYSTEM_DEFAULT_LIMIT_S, SYSTEM_MAX_LIMIT_S, cli
 
@@ -120,6 +121,48 @@ def test_a_file_of_another_owner_is_refused(tmp_path: Path) -> None:
         config.load(path, others_may=0o055)
 
 
+def test_a_directory_that_others_may_write_is_pointed_out(tmp_path: Path) -> None:
+    """They could put another file there; one with the sticky bit keeps them from it."""
+    path = write(tmp_path, "private = true\n")
+    assert config.place_warning(path) is None
+    tmp_path.chmod(0o777)
+    assert f"chmod go-w {tmp_path}" in (config.place_warning(path) or "")
+    tmp_path.chmod(0o1777)
+    assert config.place_warning(path) is None
+
+
+def test_a_fifo_in_place_of_the_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config.toml")
+    with pytest.raises(config.ConfigError, match="is no file"):
+        config.load(tmp_path / "config.toml")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "gpu_sample_interval = 0",
+        "gpu_sample_interval = inf",
+        "scheduling.half_life = 0",
+        "scheduling.kill_grace = nan",
+        "scheduling.max_time_limit = 0",
+        "nvml.sweep_deadline = 0",
+    ],
+)
+def test_durations_that_would_stop_or_spin_the_daemon_are_refused(
+    tmp_path: Path, text: str
+) -> None:
+    with pytest.raises(config.ConfigError, match=r"config.toml:1: .* must be"):
+        config.load(write(tmp_path, text))
+
+
+def test_the_default_limit_is_no_longer_than_the_longest(tmp_path: Path) -> None:
+    """Who lowers the longest alone would refuse every job without --time."""
+    found = config.load(write(tmp_path, '[scheduling]\nmax_time_limit = "4h"\n'), base=SYSTEM)
+    assert found.scheduling.usual_time_limit_s == 4 * 3600.0
+    assert SYSTEM.scheduling.usual_time_limit_s == SYSTEM_DEFAULT_LIMIT_S
+    assert config.Config().scheduling.usual_time_limit_s is None
+
+
 def test_a_missing_file_is_an_empty_one(tmp_path: Path) -> None:
     assert config.load(tmp_path / "none", others_may=0o055) == config.Config()
 
@@ -140,3 +183,25 @@ def test_check_config_never_guesses_the_mode(
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     found = CliRunner().invoke(cli, ["check-config"])
     assert found.output.startswith(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "words", [["check-config"], ["check-config", "--system"], ["--system", "check-config"]]
+)
+def test_check_config_reads_the_system_s_where_there_is_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    """An operator who forgets --system is not told that a bad file is good."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "none"))
+    monkeypatch.setattr(paths, "SYSTEM_CONFIG", write(tmp_path, "bogus = 1\n"))
+    found = CliRunner().invoke(cli, words)
+    assert found.exit_code == 78
+    assert "config.toml:1: unknown key bogus" in found.output
+
+
+def test_check_config_takes_the_daemon_s_options(tmp_path: Path) -> None:
+    path = str(write(tmp_path, "private = true\n"))
+    said = CliRunner().invoke(cli, ["--config", path, "check-config"])
+    assert said.output.startswith(path)
+    said = CliRunner().invoke(cli, ["--config", path, "--set", "gpus=x", "check-config"])
+    assert said.exit_code == 78
