@@ -10,12 +10,13 @@ import re
 from collections.abc import Mapping, Sequence
 
 from gpusched_client.errors import Invalid
-from gpusched_client.protocol import JOB_NAME_CHARS_MAX, RLIMIT_NAMES, JobRequest
+from gpusched_client.protocol import RLIMIT_NAMES, JobRequest
 from gpusched_client.units import parse_bytes, parse_duration
 
 Word = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 """One argument or path; text becomes bytes as os.fsencode does it."""
 
+_DEFAULT_NAME_CHARS_MAX = 64
 _NOT_IN_NAMES = re.compile(r"[^-A-Za-z0-9_.+]+")
 
 
@@ -91,7 +92,7 @@ def _environment(given: Mapping[str, str] | Mapping[bytes, bytes] | None) -> dic
 
 
 def default_name(argv: Sequence[Word] | None, shell: str | bytes | None) -> str:
-    """A legal job name from the command: its last path component, odd characters replaced."""
+    """A job name from the command: its last path component, what is hard to type replaced."""
     if argv:
         return legal_name(os.fsdecode(argv[0]))
     first = os.fsdecode(shell or b"").split(maxsplit=1)
@@ -99,9 +100,9 @@ def default_name(argv: Sequence[Word] | None, shell: str | bytes | None) -> str:
 
 
 def legal_name(path: str) -> str:
-    """The last component of `path` as a job name; "job" where nothing is left of it."""
+    """The last component of `path` as a name that is easy to type; "job" where nothing is left."""
     base = path.rstrip("/").rpartition("/")[2]
-    return _NOT_IN_NAMES.sub("_", base)[:JOB_NAME_CHARS_MAX].strip("_") or "job"
+    return _NOT_IN_NAMES.sub("_", base)[:_DEFAULT_NAME_CHARS_MAX].strip("_") or "job"
 
 
 def current_umask() -> int:

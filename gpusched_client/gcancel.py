@@ -23,9 +23,11 @@ if TYPE_CHECKING:
     "the choice; without ids and without -u they take from your own live jobs.",
 )
 @click.option("-u", "--user", metavar="USER", help="Jobs of this user; `me` is you.")
-@click.option("--state", metavar="STATES", help="Only jobs in these states, such as PD,R.")
+@click.option("-t", "--state", metavar="STATES", help="Only jobs in these states, such as PD,R.")
 @click.option("-n", "--name", metavar="NAME", help="Only jobs of this name.")
-@click.option("--signal", metavar="SIG", help="Send this signal (USR1, 10) instead of ending.")
+@click.option(
+    "-s", "--signal", metavar="SIG", help="Send this signal (USR1, 10) instead of ending."
+)
 @click.option("--reason", metavar="TEXT", help="Why; kept with the job.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 @click.argument("words", nargs=-1, metavar="[IDS]...")

@@ -35,7 +35,7 @@ SHOWN_MAX = 50
 )
 @click.option("--me", is_flag=True, help="Only your jobs.")
 @click.option("-u", "--user", metavar="USERS", help="Only jobs of these users.")
-@click.option("--state", metavar="STATES", help="Only these states, such as PD,R or final.")
+@click.option("-t", "--state", metavar="STATES", help="Only these states, such as PD,R or final.")
 @click.option("--name", metavar="NAME", help="Only jobs of this name.")
 @click.option(
     "-n",
@@ -44,7 +44,7 @@ SHOWN_MAX = 50
     metavar="N",
     help="Show so many (50; with --json 1000).",
 )
-@click.option("--format", "columns", metavar="COLUMNS", help="Such as JOBID,NAME,ST,EXIT.")
+@click.option("-o", "--format", "columns", metavar="COLUMNS", help="Such as JOBID,NAME,ST,EXIT.")
 @click.option("--status", metavar="ID", help="One word: running, success or failed.")
 @click.option("--gpus", is_flag=True, help="The GPUs instead of the jobs.")
 @click.option("--usage", is_flag=True, help="Fair-share: usage, share and factor of each user.")

@@ -67,8 +67,7 @@ NICE_MIN, NICE_MAX = -1_000, 1_000
 RETRIES_MAX = 100
 UMASK_MAX = 0o777
 SIGNAL_MAX = 64
-JOB_NAME_CHARS_MAX = 64
-JOB_NAME_PATTERN = rf"[-A-Za-z0-9_.+]{{1,{JOB_NAME_CHARS_MAX}}}"
+JOB_NAME_BYTES_MAX = 256
 RLIMIT_INFINITY = -1
 RLIMIT_NAMES = frozenset(
     {"as", "core", "cpu", "data", "fsize", "memlock", "msgqueue", "nice", "nofile", "nproc"}
@@ -80,9 +79,6 @@ _COUNT = integer(0, INT64_MAX)
 _SIZE = integer(0, INT64_MAX)
 _ANY_TEXT = text(64 * 1024)
 _SHORT_TEXT = text(TEXT_BYTES_MAX)
-_NAME = text(
-    JOB_NAME_CHARS_MAX, JOB_NAME_PATTERN, "1 to 64 of A-Z a-z 0-9 and - _ . +, as in train-7b.run2"
-)
 _USER = text(256)
 _JOB_IDS = list_of(_JOB_ID, IDS_MAX, 1)
 _WORDS = list_of(octets(STRING_BYTES_MAX), ARGV_ITEMS_MAX)
@@ -97,6 +93,15 @@ def _time_limit(value: object, path: str) -> int:
         refuse(path, "0 seconds", f"use 1 to {TIME_LIMIT_S_MAX}, or {UNLIMITED_S} for unlimited")
     assert isinstance(limit_s, int)
     return limit_s
+
+
+def _job_name(value: object, path: str) -> str:
+    """A job's name: anything that a line of a table can show, as in "lr=0.1 bs=32"."""
+    name: str = text(JOB_NAME_BYTES_MAX)(value, path)
+    if not name.isprintable() or not name or name != name.strip():
+        cure = "use printable text that does not begin or end with a blank"
+        refuse(path, f"{shown(name)} is not allowed", cure)
+    return name
 
 
 def _gpu_name(value: object, path: str) -> str:
@@ -187,7 +192,7 @@ class JobRequest(Request):
     memory_bytes: int | None = wire(integer(MEMORY_BYTES_MIN, MEMORY_BYTES_MAX), default=None)
     cpus: int | None = wire(integer(1, CPUS_MAX), default=None)
     time_limit_s: int | None = wire(_time_limit, default=None)
-    name: str | None = wire(_NAME, default=None)
+    name: str | None = wire(_job_name, default=None)
     nice: int = wire(integer(NICE_MIN, NICE_MAX), default=0)
     output: bytes | None = wire(octets(PATH_BYTES_MAX, empty=False), default=None)
     error: bytes | None = wire(octets(PATH_BYTES_MAX, empty=False), default=None)
@@ -314,7 +319,7 @@ class JobsRequest(Request):
     ids: tuple[int, ...] | None = wire(list_of(_JOB_ID, IDS_MAX), default=None)
     users: tuple[str, ...] | None = wire(list_of(_USER, USERS_MAX), default=None)
     states: tuple[JobState, ...] | None = wire(list_of(word(JobState), len(JobState)), default=None)
-    name: str | None = wire(_NAME, default=None)
+    name: str | None = wire(_job_name, default=None)
     ended_within_s: int | None = wire(integer(0, TIME_LIMIT_S_MAX), default=None)
     limit: int = wire(integer(1, RESPONSE_JOBS_MAX), default=RESPONSE_JOBS_MAX)
     before_id: int | None = wire(_JOB_ID, default=None)
@@ -351,7 +356,7 @@ class UpdateRequest(Request):
     job_ids: tuple[int, ...] = wire(_JOB_IDS)
     time_limit_s: int | None = wire(_time_limit, default=None)
     nice: int | None = wire(integer(NICE_MIN, NICE_MAX), default=None)
-    name: str | None = wire(_NAME, default=None)
+    name: str | None = wire(_job_name, default=None)
     hold: bool | None = wire(boolean, default=None)
     vram_bytes: int | None = wire(integer(1, VRAM_BYTES_MAX), default=None)
 

@@ -271,7 +271,7 @@ def table(
 ) -> str:
     """Aligned columns; where `width` is given, the last column and the names are cut to fit."""
     lines = [list(headings), *map(list, rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    widths = [max(map(_places, column)) for column in zip(*lines, strict=True)]
     gap = "  " if width is None else _fit(widths, headings, width)
     text_lines = []
     for line in lines:
@@ -300,9 +300,25 @@ def _fit(widths: list[int], headings: Sequence[str], width: int) -> str:
 
 
 def _cell(text: str, width: int, is_right: bool) -> str:
-    if len(text) > width:
-        text = text[: width - 3] + "..."
-    return text.rjust(width) if is_right else text.ljust(width)
+    places = _places(text)
+    if places > width:
+        while places > width - 3:
+            places, text = places - _places(text[-1]), text[:-1]
+        text, places = text + "...", places + 3
+    padding = " " * (width - places)
+    return padding + text if is_right else text + padding
+
+
+def _places(text: str) -> int:
+    """Columns of a terminal that the text takes: CJK characters two, combining ones none."""
+    if text.isascii():
+        return len(text)
+    import unicodedata
+
+    return sum(
+        0 if unicodedata.combining(char) else 1 + (unicodedata.east_asian_width(char) in "WF")
+        for char in text
+    )
 
 
 def gpus_table(gpus: Iterable[GpuView], width: int | None = None) -> str:

@@ -113,7 +113,7 @@ def expand(pattern: bytes, given: Given) -> bytes:
         ord("j"): str(given.job_id).encode(),
         ord("A"): str(given.job_id).encode(),
         ord("a"): b"0",
-        ord("x"): given.name.encode(),
+        ord("x"): given.name.replace("/", "_").encode(),  # a part of a file's name, not of a path
         ord("u"): given.user.encode(),
         ord("%"): b"%",
     }

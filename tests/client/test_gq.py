@@ -89,6 +89,21 @@ def test_lines_fit_usual_terminals(
     assert max(map(len, run(cli).out.splitlines())) <= columns
 
 
+def test_columns_stay_aligned_whatever_the_names(serve: Serve, run: Any) -> None:
+    """Wide characters take two places, combining ones none."""
+    serve(listing([view(1, name="訓練 7"), view(2, name="cafe\u0301"), view(3, name="plain")]))
+    rows = run(cli, "--format", "NAME,ST").out.splitlines()
+    assert rows == ["NAME    ST", "訓練 7  PD", "cafe\u0301    PD", "plain   PD"]
+
+
+def test_a_wide_name_is_cut_by_places(
+    serve: Serve, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve(listing([view(1, name="練" * 40)]))
+    monkeypatch.setattr(gq_module, "terminal_width", lambda: 20)
+    assert run(cli, "--format", "ST,NAME").out.splitlines()[1] == "PD  " + "練" * 6 + "..."
+
+
 def test_an_empty_host_shows_the_headings(serve: Serve, run: Any) -> None:
     serve(listing([]))
     outcome = run(cli)

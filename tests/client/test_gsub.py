@@ -319,7 +319,7 @@ def test_usage_errors_explain_themselves(run: Any, golden: Any) -> None:
         ["-g", "-1", "true"],
         ["-g", "9999", "true"],
         ["-c", "true", "true"],
-        ["-J", "two words", "true"],
+        ["-J", " blank", "true"],
         ["--script", "/nowhere/x.sh"],
     ]
     golden(

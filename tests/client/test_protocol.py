@@ -30,6 +30,13 @@ def refused(params: object, method: str = "submit") -> GpuschedError:
     return caught.value
 
 
+@pytest.mark.parametrize("name", ["lr=0.1 bs=32", "fold 2/5 (ä)", "訓練", "x" * 256, "-J"])
+def test_a_name_is_any_text_that_a_table_can_show(name: str) -> None:
+    request = read_request("submit", {"jobs": [{**JOB, "name": name}]})
+    assert isinstance(request, SubmitRequest)
+    assert request.jobs[0].name == name
+
+
 @pytest.mark.parametrize(
     ("change", "path"),
     [
@@ -46,7 +53,10 @@ def refused(params: object, method: str = "submit") -> GpuschedError:
         ({"vram_bytes": 1, "gpus": 0}, "jobs[0].vram_bytes"),
         ({"gpu_model": "A\0B"}, "jobs[0].gpu_model"),
         ({"gpu_model": "A\udcffB"}, "jobs[0].gpu_model"),
-        ({"name": "two words"}, "jobs[0].name"),
+        ({"name": "two\nlines"}, "jobs[0].name"),
+        ({"name": "red\x1b[31m"}, "jobs[0].name"),
+        ({"name": "over\u202eturned"}, "jobs[0].name"),
+        ({"name": " "}, "jobs[0].name"),
         ({"name": ""}, "jobs[0].name"),
         ({"cwd": b"relative"}, "jobs[0].cwd"),
         ({"cwd": b"/a\0b"}, "jobs[0].cwd"),

@@ -457,3 +457,19 @@ def test_a_job_far_down_the_queue_knows_its_place(daemon: DaemonProcess) -> None
         assert last["queue_position"] == 299
         assert set(last["priority_parts"]) == {"fair", "age", "nice"}
         call(connected, 0, 4, "cancel", [{"job_ids": ids}])
+
+
+def test_a_name_is_shown_as_given_and_is_no_path(daemon: DaemonProcess, tmp_path: Path) -> None:
+    """`lr=0.1/2` names a file with %x, and not one in another directory."""
+    job = {
+        **JOB,
+        "cwd": str(tmp_path),
+        "name": "lr=0.1/2 ä",
+        "output": "%x.out",
+        "argv": ["/usr/bin/printenv", "GPUSCHED_JOB_NAME"],
+    }
+    with raw(daemon) as connected:
+        call(connected, 0, 1, "submit", [{"jobs": [job]}])
+        *_, result = call(connected, 0, 2, "wait", [{"job_ids": [1]}])
+        assert (result["jobs"][0]["state"], result["jobs"][0]["name"]) == ("COMPLETED", job["name"])
+    assert (tmp_path / "lr=0.1_2 ä.out").read_text() == "lr=0.1/2 ä\n"
