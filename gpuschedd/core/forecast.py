@@ -13,9 +13,10 @@ from itertools import islice
 from gpusched_client.errors import NotFound
 from gpusched_client.terms import JobId
 from gpusched_client.units import GIB, MIB, bytes_short, duration_short
-from gpuschedd.core.horizon import NO_LIMIT, promised_job
+from gpuschedd.core.horizon import promised_job
 from gpuschedd.core.model import (
     NEVER_S,
+    NO_LIMIT,
     Counterfactual,
     ExpectedStart,
     Gpu,

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from gpuschedd.core.model import (
     NEVER_S,
+    NO_LIMIT,
     Gpu,
     GpuState,
     Horizon,
@@ -19,12 +20,10 @@ from gpuschedd.core.model import (
     Residue,
     Snapshot,
     Topology,
-    UserLimit,
     Waiting,
 )
 from gpuschedd.core.timeline import Host, Need, card_suits
 
-NO_LIMIT = UserLimit()
 GPUS_MAX, BYTES_MAX = 2**31, 2**63
 PLAIN = "plain"
 ANSWERS_MAX = 10_000
@@ -124,7 +123,11 @@ Rooms = dict[int, tuple[float, float]]
 
 def rooms_of(snapshot: Snapshot) -> Rooms:
     """What users with a limit may still take. A live promise counts as taken."""
-    limited = {uid: s.limit for uid, s in snapshot.standings.items() if s.limit != NO_LIMIT}
+    limited = {
+        uid: standing.limit
+        for uid, standing in snapshot.standings.items()
+        if standing.limit is not NO_LIMIT and standing.limit != NO_LIMIT
+    }
     if not limited:
         return {}
     gpus: Counter[int] = Counter()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpusched_client.terms import GpuUuid, JobId, PendingReason
 
@@ -254,8 +254,10 @@ class UserLimit:
     max_jobs: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
+NO_LIMIT = UserLimit()
+
+
+class Standing(NamedTuple):  # made for every user in every pass: a dataclass costs twice as much
     """One active user: share, decayed usage now, F, and the limit on what it may hold."""
 
     uid: int
@@ -263,7 +265,7 @@ class Standing:
     share: float
     usage_gpu_s: float
     factor: float
-    limit: UserLimit = UserLimit()
+    limit: UserLimit = NO_LIMIT
 
 
 @dataclass(frozen=True, slots=True)

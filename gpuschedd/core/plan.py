@@ -27,6 +27,7 @@ from gpuschedd.core.model import (
     Reservation,
     Snapshot,
     Start,
+    UserQueue,
     Waiting,
 )
 from gpuschedd.core.priority import Entry, Merge
@@ -118,6 +119,7 @@ class _Pass:
         self.kept_for = JobId(0)
         self.blocked_by: JobId | None = None  # `off`: the job that nobody overtakes
         self.examined = 0
+        self.passes_over = False
         self.promise: Promise | None = snapshot.promise
         self.ended: PromiseEnd | None = None
 
@@ -190,19 +192,31 @@ class _Pass:
 
     def _walk(self, merge: Merge) -> None:
         if self.explain <= 0 and self.hold is not None:
-            merge.skip = self._fails_again
+            self._pass_over(merge)
             if not self._could_start(merge.whole_gpus_min, merge.shared_bytes_min):
                 return
         while (entry := merge.pop()) is not None:
             self.examined += 1
-            if self.examined >= self.explain and merge.skip is None and self.hold is not None:
-                merge.skip = self._fails_again
             if self.blocked_by is not None:
                 self._note(entry, reasons.strict(self.blocked_by))
-            else:
+            elif not self.passes_over or not self._fails_again(entry.job):
                 self._examine(entry)
-            if self.examined >= self.explain and self._hopeless(entry, merge):
-                return
+            if self.examined >= self.explain:
+                if self._hopeless(entry, merge):
+                    return
+                if self.hold is not None and not self.passes_over:
+                    self._pass_over(merge)
+
+    def _pass_over(self, merge: Merge) -> None:
+        """Look no more at what fails in any case."""
+        self.passes_over = True
+        merge.pass_over(self._fails_again, self._all_fail)
+
+    def _all_fail(self, queue: UserQueue) -> bool:
+        # As in _fails_again: one whose start is unknown may have GPUs kept for it.
+        if self.host.unlimited and not self.kept:
+            return False
+        return not self._could_start(queue.whole_gpus_min, queue.shared_bytes_min)
 
     def _hopeless(self, entry: Entry, merge: Merge) -> bool:
         """True when no job behind this one can start; drops its user's list when that is so."""

@@ -7,6 +7,7 @@ merge of the users' lists. Does not sort: a pass must not cost O(queue). Knows n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
@@ -78,7 +79,9 @@ class Merge:
         self._cpu = cpu
         self._first = first
         self._heap: list[Entry] = []
-        self.skip: Callable[[Waiting], bool] | None = None  # jobs that need not be looked at
+        self._push = partial(heappush, self._heap)
+        self._skip: Callable[[Waiting], bool] | None = None
+        self._skip_list: Callable[[UserQueue], bool] | None = None
         self._standings = snapshot.standings
         queues = self._queues = snapshot.queues.cpu if cpu else snapshot.queues.gpu
         self.whole_gpus_min = _least(queue.whole_gpus_min for queue in queues)
@@ -88,10 +91,13 @@ class Merge:
     def _open(self) -> None:
         """Put every user's first job in."""
         self._opened = True
+        append = self._heap.append
         for queue in self._queues:
+            if self._skip_list is not None and self._skip_list(queue):
+                continue
             standing = self._standings.get(queue.uid)
             fair = 0.0 if standing is None else self._policy.w_fair * standing.factor
-            self._push_next(_Stream(self, queue, fair), self._heap.append)
+            self._push_next(_Stream(self, queue, fair), append)
         heapify(self._heap)
 
     def pop(self) -> Entry | None:
@@ -103,9 +109,27 @@ class Merge:
         entry = heappop(self._heap)
         stream = entry.stream
         if (entry.counts or entry.chained) and not stream.dropped:
-            heap = self._heap
-            self._push_next(stream, lambda following: heappush(heap, following))
+            self._push_next(stream, self._push)
         return entry
+
+    def pass_over(
+        self, job: Callable[[Waiting], bool], whole_list: Callable[[UserQueue], bool]
+    ) -> None:
+        """From now on leave out the jobs and the lists of which these are true.
+
+        A job of which it is true must stay so while the merge lasts.
+        """
+        self._skip, self._skip_list = job, whole_list
+        waiting, self._heap[:] = self._heap[:], []
+        for entry in waiting:
+            stream = entry.stream
+            if not job(entry.job):
+                self._heap.append(entry)
+            elif whole_list(stream.queue):
+                stream.dropped = True
+            elif (entry.counts or entry.chained) and not stream.dropped:
+                self._push_next(stream, self._heap.append)
+        heapify(self._heap)
 
     def holder(self, snapshot: Snapshot) -> Entry | None:
         """The promise's holder as an entry with its own priority, or None if it is not there."""
@@ -162,7 +186,7 @@ class Merge:
             stream.at += 1
             own = 0.0 if self._fcfs else self.own_priority(job, stream.fair)
             counts = self._horizon is None or self._horizon.counts(job)
-            skip = job.job_id == self._first or (self.skip is not None and self.skip(job))
+            skip = job.job_id == self._first or (self._skip is not None and self._skip(job))
             if not skip:
                 push(self._entry(stream, job, own, counts, chained))
             if counts and own < stream.cap:

@@ -41,18 +41,15 @@ def shadow(host: Host, need: Need, barred: Container[int] = ()) -> Shadow | None
     groups = groups_of(host.eligible(need), need)
     if barred:
         groups = [[slot for slot in group if slot.position not in barred] for group in groups]
-    timed = [[(host.free_at_s(slot, need), slot) for slot in group] for group in groups]
-    at_s = min(
-        (
-            sorted(free_s for free_s, _slot in group)[need.gpus - 1]
-            for group in timed
-            if len(group) >= need.gpus
-        ),
-        default=NEVER_S,
-    )
+    times = [host.free_times_s(group, need) for group in groups]
+    enough = [sorted(free_s)[need.gpus - 1] for free_s in times if len(free_s) >= need.gpus]
+    at_s = min(enough, default=NEVER_S)
     if at_s == NEVER_S:
         return None
-    useful = [[slot for free_s, slot in group if free_s <= at_s] for group in timed]
+    useful = [
+        [slot for slot, free_s in zip(group, own_times, strict=True) if free_s <= at_s]
+        for group, own_times in zip(groups, times, strict=True)
+    ]
     return Shadow(at_s, [group for group in useful if len(group) >= need.gpus])
 
 

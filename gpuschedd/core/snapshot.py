@@ -7,9 +7,11 @@ Its result does not depend on the order of its input.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from operator import attrgetter
 
 from gpuschedd.core.fairshare import Accounts, factors
 from gpuschedd.core.model import (
+    NO_LIMIT,
     Gpu,
     Promise,
     QueueView,
@@ -19,8 +21,6 @@ from gpuschedd.core.model import (
     Standing,
     UserLimit,
 )
-
-_NO_LIMIT = UserLimit()
 
 
 def build_snapshot(
@@ -39,10 +39,10 @@ def build_snapshot(
 
     `limits`: uid -> limit, none where it is missing. `reservation`: that of the plan before.
     """
-    jobs = tuple(sorted(running, key=lambda job: job.job_id))
+    jobs = tuple(sorted(running, key=attrgetter("job_id")))
     return Snapshot(
         now_s=now_s,
-        gpus=tuple(sorted(gpus, key=lambda gpu: (gpu.index, gpu.uuid))),
+        gpus=tuple(sorted(gpus, key=attrgetter("index", "uuid"))),
         running=jobs,
         queues=queues,
         standings=_standings(now_s, jobs, queues, accounts, shares or {}, limits or {}),
@@ -67,6 +67,6 @@ def _standings(
     own = {uid: shares.get(uid, 1.0) for uid in usages}
     by_uid = factors(usages, own)
     return {
-        uid: Standing(uid, names[uid], own[uid], used, by_uid[uid], limits.get(uid, _NO_LIMIT))
+        uid: Standing(uid, names[uid], own[uid], used, by_uid[uid], limits.get(uid, NO_LIMIT))
         for uid, used in usages.items()
     }

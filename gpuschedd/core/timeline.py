@@ -6,7 +6,7 @@ no order of jobs. Between two starts things only leave, so a GPU that is useful 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from gpusched_client.terms import JobId
@@ -103,6 +103,7 @@ class Slot:
     whole_idle = True
     foreign_held = False
     foreign_end_s = 0.0
+    busy_until_s = 0.0  # the last planned end on it; 0 when nothing is
 
     def __init__(self, gpu: Gpu, position: int) -> None:
         self.gpu = gpu
@@ -117,20 +118,20 @@ class Slot:
         """Put one job on the GPU."""
         self.loads.append(load)
         self.headroom_bytes -= load.held_bytes
+        if load.end_s > self.busy_until_s:
+            self.busy_until_s = load.end_s
         if load.alone:
             self.alone = True
 
 
-class _Free(NamedTuple):
-    """Whole GPUs that are idle, and the room on those open to shared jobs, largest first."""
+def _holds(rooms: Sequence[int], gpus: int, size: int) -> bool:
+    """Do so many of the rooms, largest first, hold that many bytes?"""
+    return gpus <= len(rooms) and size <= rooms[gpus - 1]
 
-    idle: int
-    sizes: list[int]
 
-    def holds(self, gpus: int, size: int | None) -> bool:
-        if size is None:
-            return gpus <= self.idle
-        return gpus <= len(self.sizes) and size <= self.sizes[gpus - 1]
+def _is_idle(slot: Slot) -> bool:
+    """Could a whole-GPU job sit there now?"""
+    return not slot.loads and slot.whole_idle and slot.gpu.fresh
 
 
 class Host:
@@ -148,10 +149,12 @@ class Host:
         self._least_bytes: int | None = None  # the smallest card
         self._eligible: dict[tuple[str | None, int, int, bool], list[Slot]] = {}
         self.has_slices = any(slot.gpu.is_slice for slot in self.slots)
+        self.foreign_held = False  # foreign use is on one at least
         self.lasting = False  # something on the host never ends
         self.unlimited = False  # a job without limit is on it
-        self._free_now: _Free | None = None
-        self._free_ever: _Free | None = None
+        self._idle_now: int | None = None
+        self._rooms_now: list[int] | None = None
+        self._free_ever: tuple[int, list[int]] | None = None
         self.awaits_sample = any(not slot.gpu.fresh for slot in self.slots)
         # When foreign use gets old or a planned end passes: the timeline itself changes.
         self.next_change_s = NEVER_S
@@ -169,6 +172,7 @@ class Host:
     def _age_foreign(self) -> None:
         for slot in self.slots:
             if slot.foreign_held:
+                self.foreign_held = True
                 slot.foreign_end_s = foreign_end_s(slot.gpu, self.now_s, self.policy)
                 self._may_change_at(slot.foreign_end_s)
                 self.lasting = self.lasting or slot.foreign_end_s == NEVER_S
@@ -196,12 +200,15 @@ class Host:
                 if slot is not None:
                     slot.loads.append(load)
                     slot.headroom_bytes -= held
-                    slot.alone = slot.alone or alone
+                    if end_s > slot.busy_until_s:
+                        slot.busy_until_s = end_s
+                    if alone:
+                        slot.alone = True
 
     def add(self, slot: Slot, load: Load) -> None:
         """A job of this pass sits down."""
         slot.add(load)
-        self._free_now = self._free_ever = None
+        self._idle_now = self._rooms_now = self._free_ever = None
         self._may_change_at(load.end_s)
         if load.end_s == NEVER_S:
             self.lasting = self.unlimited = True
@@ -211,29 +218,31 @@ class Host:
 
         `size`: bytes per GPU, margin included; None for whole GPUs.
         """
-        if self._free_now is None:
+        if size is None:
+            if self._idle_now is None:
+                self._idle_now = sum(map(_is_idle, self.slots))
+            return gpus <= self._idle_now
+        if self._rooms_now is None:
             open_slots = [slot for slot in self.slots if slot.gpu.fresh and self._is_open(slot)]
-            self._free_now = _Free(
-                sum(1 for slot in open_slots if not slot.loads and slot.whole_idle),
-                sorted((slot.headroom_bytes for slot in open_slots), reverse=True),
-            )
-        return self._free_now.holds(gpus, size)
+            self._rooms_now = sorted((s.headroom_bytes for s in open_slots), reverse=True)
+        return _holds(self._rooms_now, gpus, size)
 
     def could_ever_take(self, gpus: int, size: int | None) -> bool:
         """The same bound once all that ends has ended."""
         if self._free_ever is None:
             kept = {residue.uuid: residue for residue in self.residues()}
-            idle, sizes = 0, []
+            idle, rooms = 0, []
             for slot in self.slots:
                 residue = kept.get(slot.gpu.uuid)
                 if residue is None or (residue.jobs == 0 and residue.whole_idle):
                     idle += 1
                 if residue is None:
-                    sizes.append(slot.gpu.capacity_bytes)
+                    rooms.append(slot.gpu.capacity_bytes)
                 elif not residue.alone:
-                    sizes.append(residue.headroom_bytes)
-            self._free_ever = _Free(idle, sorted(sizes, reverse=True))
-        return self._free_ever.holds(gpus, size)
+                    rooms.append(residue.headroom_bytes)
+            self._free_ever = idle, sorted(rooms, reverse=True)
+        idle, rooms = self._free_ever
+        return gpus <= idle if size is None else _holds(rooms, gpus, size)
 
     def _is_open(self, slot: Slot) -> bool:
         """May a shared job sit there, memory and user apart?"""
@@ -279,11 +288,7 @@ class Host:
     def fitting(self, need: Need) -> list[Slot]:
         """GPUs on which the request could sit this moment."""
         if need.whole:
-            return [
-                slot
-                for slot in self.eligible(need)
-                if not slot.loads and slot.whole_idle and slot.gpu.fresh
-            ]
+            return [slot for slot in self.eligible(need) if _is_idle(slot)]
         return [slot for slot in self.eligible(need) if slot.gpu.fresh and self._fits(slot, need)]
 
     def _fits(self, slot: Slot, need: Need) -> bool:
@@ -297,13 +302,16 @@ class Host:
         """The earliest time at which the request could sit on that GPU, from now on."""
         first_s = self.now_s if slot.gpu.fresh else self.now_s + self.policy.fresh_allowance_s
         if need.whole:
-            for load in slot.loads:
-                if load.end_s > first_s:
-                    first_s = load.end_s
-            if not slot.whole_idle and slot.foreign_end_s > first_s:
-                return slot.foreign_end_s
-            return first_s
+            free_s = max(first_s, slot.busy_until_s)
+            return free_s if slot.whole_idle else max(free_s, slot.foreign_end_s)
         return self._shared_free_at_s(slot, need, first_s, slot.loads)
+
+    def free_times_s(self, slots: Sequence[Slot], need: Need) -> list[float]:
+        """`free_at_s` of each of them, in their order."""
+        if not need.whole or self.awaits_sample or self.foreign_held:
+            return [self.free_at_s(slot, need) for slot in slots]
+        now_s = self.now_s
+        return [slot.busy_until_s if slot.busy_until_s > now_s else now_s for slot in slots]
 
     def free_without_unlimited_s(self, slot: Slot, need: Need) -> float:
         """As free_at_s, were the jobs without limit gone; stuck ones and foreign use stay."""

@@ -17,6 +17,7 @@ from gpuschedd.core.model import (
     NEVER_S,
     Gpu,
     Inventory,
+    Order,
     Plan,
     Policy,
     Promise,
@@ -149,7 +150,8 @@ class Replay:
         while ends and ends[0][0] <= now_s:
             _end_s, job_id = heappop(ends)
             gone = self._state.running.pop(job_id)
-            self._state.accounts.set_rate(gone.uid, job_id, 0.0, now_s)
+            if self._policy.order is not Order.FCFS:
+                self._state.accounts.set_rate(gone.uid, job_id, 0.0, now_s)
 
     def _make_pass(self, now_s: float) -> None:
         state = self._state
@@ -202,8 +204,9 @@ class Replay:
             time_limit_s=waiting.request.time_limit_s,
             decided_limit_s=waiting.request.time_limit_s,
         )
-        rate = charge_rate(start.grants, self._by_uuid, whole=start.whole, policy=self._policy)
-        state.accounts.set_rate(start.uid, start.job_id, rate, now_s)
+        if self._policy.order is not Order.FCFS:  # which looks at nobody's usage
+            rate = charge_rate(start.grants, self._by_uuid, whole=start.whole, policy=self._policy)
+            state.accounts.set_rate(start.uid, start.job_id, rate, now_s)
         end_s = now_s + job.lasts_s
         heappush(state.ends, (end_s, start.job_id))
         indices = tuple(self._by_uuid[grant.uuid].index for grant in start.grants)
