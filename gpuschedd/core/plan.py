@@ -6,6 +6,7 @@ promise meet. It decides; the controller commits and acts.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from heapq import nsmallest
 
 from gpusched_client.terms import GpuUuid, JobId
@@ -295,7 +296,7 @@ class _Pass:
             return NO_LIMIT
         return PAST_T if self.hold is not None and end_s > self.hold.at_s else NOW
 
-    def _seat(self, need: Need, fitting: list[Slot], level: int) -> list[Slot] | None:
+    def _seat(self, need: Need, fitting: Sequence[Slot], level: int) -> list[Slot] | None:
         if level == NOW or self.hold is None:
             return seat_freely(need, fitting)
         if self.policy.backfill is Backfill.BEFORE_RESERVATION:

@@ -7,6 +7,7 @@ no order of jobs. Between two starts things only leave, so a GPU that is useful 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from gpusched_client.terms import JobId
@@ -129,9 +130,12 @@ def _holds(rooms: Sequence[int], gpus: int, size: int) -> bool:
     return gpus <= len(rooms) and size <= rooms[gpus - 1]
 
 
-def _is_idle(slot: Slot) -> bool:
-    """Could a whole-GPU job sit there now?"""
-    return not slot.loads and slot.whole_idle and slot.gpu.fresh
+_IS_SLICE, _FRESH = attrgetter("is_slice"), attrgetter("fresh")
+
+
+def _idle_among(slots: list[Slot]) -> list[Slot]:
+    """Those on which a whole-GPU job could sit now."""
+    return [slot for slot in slots if not slot.loads and slot.whole_idle and slot.gpu.fresh]
 
 
 class Host:
@@ -148,14 +152,15 @@ class Host:
         self.by_uuid = {slot.gpu.uuid: slot for slot in self.slots}
         self._least_bytes: int | None = None  # the smallest card
         self._eligible: dict[tuple[str | None, int, int, bool], list[Slot]] = {}
-        self.has_slices = any(slot.gpu.is_slice for slot in self.slots)
+        in_service = [slot.gpu for slot in self.slots]
+        self.has_slices = any(map(_IS_SLICE, in_service))
         self.foreign_held = False  # foreign use is on one at least
         self.lasting = False  # something on the host never ends
         self.unlimited = False  # a job without limit is on it
-        self._idle_now: int | None = None
+        self._idle_now: list[Slot] | None = None
         self._rooms_now: list[int] | None = None
         self._free_ever: tuple[int, list[int]] | None = None
-        self.awaits_sample = any(not slot.gpu.fresh for slot in self.slots)
+        self.awaits_sample = not all(map(_FRESH, in_service))
         # When foreign use gets old or a planned end passes: the timeline itself changes.
         self.next_change_s = NEVER_S
         self._age_foreign()
@@ -219,9 +224,7 @@ class Host:
         `size`: bytes per GPU, margin included; None for whole GPUs.
         """
         if size is None:
-            if self._idle_now is None:
-                self._idle_now = sum(map(_is_idle, self.slots))
-            return gpus <= self._idle_now
+            return gpus <= len(self._idle())
         if self._rooms_now is None:
             open_slots = [slot for slot in self.slots if slot.gpu.fresh and self._is_open(slot)]
             self._rooms_now = sorted((s.headroom_bytes for s in open_slots), reverse=True)
@@ -243,6 +246,12 @@ class Host:
             self._free_ever = idle, sorted(rooms, reverse=True)
         idle, rooms = self._free_ever
         return gpus <= idle if size is None else _holds(rooms, gpus, size)
+
+    def _idle(self) -> list[Slot]:
+        """The GPUs on which a whole-GPU job could sit now."""
+        if self._idle_now is None:
+            self._idle_now = _idle_among(self.slots)
+        return self._idle_now
 
     def _is_open(self, slot: Slot) -> bool:
         """May a shared job sit there, memory and user apart?"""
@@ -285,11 +294,12 @@ class Host:
             self._least_bytes = min(sizes, default=0)
         return self._least_bytes
 
-    def fitting(self, need: Need) -> list[Slot]:
+    def fitting(self, need: Need) -> Sequence[Slot]:
         """GPUs on which the request could sit this moment."""
+        eligible = self.eligible(need)
         if need.whole:
-            return [slot for slot in self.eligible(need) if _is_idle(slot)]
-        return [slot for slot in self.eligible(need) if slot.gpu.fresh and self._fits(slot, need)]
+            return self._idle() if eligible is self.slots else _idle_among(eligible)
+        return [slot for slot in eligible if slot.gpu.fresh and self._fits(slot, need)]
 
     def _fits(self, slot: Slot, need: Need) -> bool:
         return slot.headroom_bytes >= need.bytes and self.is_open_to(slot, need)
