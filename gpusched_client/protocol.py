@@ -526,10 +526,12 @@ _TEXTS = list_of(_ANY_TEXT, 1_000)
 class JobView(Response):
     """One job as a response shows it.
 
-    `command` is one printable line, cut to a few hundred characters. `argv`, `script_bytes`,
+    `command` is one printable line, cut to a few hundred characters. `output`, `error`, an `argv`
+    of more than 64 words or 1 KiB,
     `priority_parts`, `explanations` ("would start now with 1 GPU"), `events` and what was used of
     the GPUs (`vram_verdict`: within, under-declared, over-declared or unattributed)
-    come with the method `job` only. Names, commands and paths of others may be None (private).
+    come with the method `job` only, for the owner and admins. Names, commands and directories of
+    others are None where the host is `private`.
     `time_limit_s` is UNLIMITED_S without a limit. *_at_s and *_start_s are Unix times.
     """
 

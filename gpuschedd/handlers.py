@@ -410,12 +410,16 @@ class Handlers:
         jobs = tuple(jobs)
         waits = any(job.state is JobState.PENDING for job in jobs)
         expected = await self._expected_starts() if waits else {}
+        job_ids = [job.job_id for job in jobs]
+        briefs = await self._read(caller, lambda history: history.briefs(job_ids)) if jobs else {}
         shown = []
         for number, job in enumerate(jobs, start=1):
             present = state.jobs.get(job.job_id, job)
             own = caller.may_change(job)
             hides = self._hides_names(caller) and not own
-            shown.append(views.job_view(state, clock, present, expected, own=own, hides_name=hides))
+            view = views.job_view(state, clock, present, expected, own=own, hides_name=hides)
+            brief = None if hides else briefs.get(job.job_id)
+            shown.append(view if brief is None else views.with_brief(view, brief))
             if number % VIEWS_AT_ONCE == 0:
                 await self._budget.rest(caller.uid)
         return tuple(shown)

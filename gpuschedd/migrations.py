@@ -202,6 +202,17 @@ _FIRST_TABLES = (
         kind, job_id, uid, data FROM event""",
 )
 
-MIGRATIONS: tuple[Migration, ...] = (Migration(1, "first tables and views", _FIRST_TABLES),)
+# Beside `payload`, whose rows hold whole scripts: a list of jobs must not read those.
+_BRIEFS = (
+    """CREATE TABLE brief (
+        job_id INTEGER PRIMARY KEY REFERENCES job (job_id),
+        content BLOB NOT NULL,
+        crc INTEGER NOT NULL)""",
+)
+
+MIGRATIONS: tuple[Migration, ...] = (
+    Migration(1, "first tables and views", _FIRST_TABLES),
+    Migration(2, "requests in brief, for lists", _BRIEFS),
+)
 
 NEWEST = MIGRATIONS[-1].version

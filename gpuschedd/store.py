@@ -35,6 +35,7 @@ AUDIT_ROWS_MAX = 100_000
 SUBMISSION_KEPT_S = 7 * 86_400.0
 RECENT_SUBMISSIONS_MAX = 100_000  # kept in memory
 BUSY_TIMEOUT_S = 10.0
+BRIEF_WORDS_MAX, BRIEF_BYTES_MAX = 64, 1_024
 CHECKED_ROWS_MAX = 20_000  # whose checksums are looked at when the daemon starts
 
 
@@ -62,6 +63,30 @@ class Payload:
     output: bytes | None
     error: bytes | None
     environment: tuple[tuple[bytes, bytes], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Brief:
+    """What a list shows of a request. `argv` is cut where it is not `whole`."""
+
+    argv: tuple[bytes, ...]
+    whole: bool
+    cwd: bytes
+    script_bytes: int | None
+
+
+def brief_of(payload: Payload) -> Brief:
+    """At most BRIEF_WORDS_MAX words and BRIEF_BYTES_MAX bytes of its argv."""
+    words, left = [], BRIEF_BYTES_MAX
+    for word in payload.argv[:BRIEF_WORDS_MAX]:
+        words.append(word[:left])
+        left = max(0, left - len(word))
+    return Brief(
+        argv=tuple(words),
+        whole=tuple(words) == payload.argv,
+        cwd=payload.cwd,
+        script_bytes=None if payload.script is None else len(payload.script),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,6 +321,7 @@ class Store:
             _write_job(db, job, changes.gpu_index_of)
         for job_id, payload in changes.payloads.items():
             _write_payload(db, job_id, payload)
+            _write_brief(db, job_id, brief_of(payload))
         for job_id, age in changes.ages.items():
             _write_age(db, job_id, age)
         for job in changes.jobs.values():
@@ -381,6 +407,10 @@ class Store:
             "SELECT job_id FROM payload ORDER BY job_id DESC LIMIT ?", (CHECKED_ROWS_MAX,)
         ).fetchall():
             _read_payload(self._db, job_id)
+        for row in self._db.execute(
+            "SELECT * FROM brief ORDER BY job_id DESC LIMIT ?", (CHECKED_ROWS_MAX,)
+        ):
+            _brief_from(row)
 
     def payload(self, job_id: JobId) -> Payload | None:
         """The launch's part of a request, environment included while the job is live."""
@@ -452,6 +482,12 @@ class History:
     def payload(self, job_id: JobId) -> Payload | None:
         """What was asked, without the environment."""
         return _read_payload(self._db, job_id, with_environment=False)
+
+    def briefs(self, job_ids: Iterable[JobId]) -> dict[JobId, Brief]:
+        """What lists show of these requests; jobs of an older schema are missing."""
+        picked = ",".join(str(int(job_id)) for job_id in job_ids)
+        rows = self._db.execute(f"SELECT * FROM brief WHERE job_id IN ({picked})")
+        return {JobId(row["job_id"]): _brief_from(row) for row in rows}
 
     def submission(self, uid: int, submission_id: str) -> Submission | None:
         """An earlier submission under this id."""
@@ -858,6 +894,20 @@ def _write_payload(db: sqlite3.Connection, job_id: JobId, payload: Payload) -> N
         "INSERT OR REPLACE INTO payload VALUES (?, ?, ?, ?)",
         (job_id, environment_id, packed, zlib.crc32(packed)),
     )
+
+
+def _write_brief(db: sqlite3.Connection, job_id: JobId, brief: Brief) -> None:
+    values = (brief.argv, brief.whole, brief.cwd, brief.script_bytes)
+    packed = msgpack.packb(values, use_bin_type=True)
+    row = (job_id, packed, zlib.crc32(packed))
+    db.execute("INSERT OR REPLACE INTO brief VALUES (?, ?, ?)", row)
+
+
+def _brief_from(row: sqlite3.Row) -> Brief:
+    if zlib.crc32(row["content"]) != row["crc"]:
+        raise sqlite3.DatabaseError(f"the request of job {row['job_id']} is damaged in brief")
+    argv, whole, cwd, script_bytes = msgpack.unpackb(row["content"], raw=False)
+    return Brief(tuple(argv), whole, cwd, script_bytes)
 
 
 def _pack_payload(payload: Payload) -> bytes:

@@ -18,7 +18,7 @@ from gpuschedd.holds import HOLD_ACCOUNT, HOLD_CONFIG
 from gpuschedd.orders import limit_on_wire
 from gpuschedd.peaks import GpuUse, next_vram_bytes, peak_of, verdict
 from gpuschedd.state import State
-from gpuschedd.store import Event, Payload
+from gpuschedd.store import Brief, Event, Payload
 
 COMMAND_CHARS_MAX = 300
 
@@ -97,13 +97,25 @@ def _with_plan(
     )
 
 
+def with_brief(view: JobView, brief: Brief) -> JobView:
+    """What lists show of a request: a long command is cut, and then has no argv."""
+    has_script = brief.script_bytes is not None
+    return replace(
+        view,
+        command=command_line(brief.argv, has_script=has_script, is_cut=not brief.whole),
+        cwd=brief.cwd,
+        argv=brief.argv if brief.whole else None,
+        script_bytes=brief.script_bytes,
+    )
+
+
 def with_request(view: JobView, payload: Payload | None) -> JobView:
     """The request's own words, for the owner and admins."""
     if payload is None:
         return view
     return replace(
         view,
-        command=command_line(payload),
+        command=command_line(payload.argv, has_script=payload.script is not None),
         cwd=payload.cwd,
         output=payload.output,
         error=payload.error,
@@ -152,12 +164,14 @@ def _gpu_seconds(job: Job) -> float | None:
     return max(0.0, job.ended_at_s - job.started_at_s) * len(job.grants)
 
 
-def command_line(payload: Payload) -> str:
+def command_line(argv: Sequence[bytes], *, has_script: bool, is_cut: bool = False) -> str:
     """One printable line, cut to COMMAND_CHARS_MAX."""
-    words = [word.decode("utf-8", "backslashreplace") for word in payload.argv]
-    line = " ".join((["<script>"] if payload.script is not None else []) + words)
+    words = [word.decode("utf-8", "backslashreplace") for word in argv]
+    line = " ".join((["<script>"] if has_script else []) + words)
     line = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)
-    return line if len(line) <= COMMAND_CHARS_MAX else line[: COMMAND_CHARS_MAX - 3] + "..."
+    if len(line) <= COMMAND_CHARS_MAX and not is_cut:
+        return line
+    return line[: COMMAND_CHARS_MAX - 3] + "..."
 
 
 def job_event(event: Event) -> JobEvent:

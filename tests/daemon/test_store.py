@@ -17,12 +17,14 @@ from gpuschedd.store import (
     DATABASE_NAME,
     MARKER_NAME,
     Age,
+    Brief,
     Changes,
     Event,
     History,
     Payload,
     Store,
     StoreUnusable,
+    brief_of,
 )
 from tests.support.daemon import DaemonProcess
 
@@ -141,15 +143,45 @@ def test_a_migration_makes_a_backup_and_is_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each step in its own transaction; the state before it stays beside it."""
+    newest = migrations.NEWEST
     Store.open(tmp_path).close()
-    step = migrations.Migration(2, "a test", ("CREATE TABLE extra (x INTEGER)",))
+    step = migrations.Migration(newest + 1, "a test", ("CREATE TABLE extra (x INTEGER)",))
     monkeypatch.setattr("gpuschedd.store.MIGRATIONS", (*migrations.MIGRATIONS, step))
     Store.open(tmp_path).close()
     db = sqlite3.connect(tmp_path / DATABASE_NAME)
     versions = [row[0] for row in db.execute("SELECT version FROM migration ORDER BY version")]
-    assert versions == [1, 2]
-    old = sqlite3.connect(tmp_path / f"{DATABASE_NAME}.backup-schema-1")
-    assert old.execute("SELECT max(version) FROM migration").fetchone() == (1,)
+    assert versions == list(range(1, newest + 2))
+    old = sqlite3.connect(tmp_path / f"{DATABASE_NAME}.backup-schema-{newest}")
+    assert old.execute("SELECT max(version) FROM migration").fetchone() == (newest,)
+
+
+def test_the_first_schema_becomes_the_newest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as first:
+        first.setattr("gpuschedd.store.MIGRATIONS", migrations.MIGRATIONS[:1])
+        Store.open(tmp_path).close()
+    Store.open(tmp_path).close()
+    db = sqlite3.connect(tmp_path / DATABASE_NAME)
+    assert db.execute("PRAGMA user_version").fetchone() == (migrations.NEWEST,)
+    assert db.execute("SELECT count(*) FROM brief").fetchone() == (0,)
+
+
+@pytest.mark.parametrize(
+    ("argv", "kept", "whole"),
+    [
+        ((b"python", b"train.py", b"\xff"), (b"python", b"train.py", b"\xff"), True),
+        ((b"x" * 1024,), (b"x" * 1024,), True),
+        ((b"x" * 1000, b"y" * 25), (b"x" * 1000, b"y" * 24), False),
+        ((b"x",) * 65, (b"x",) * 64, False),
+        ((), (), True),
+    ],
+)
+def test_a_brief_is_a_bounded_part_of_a_request(
+    argv: tuple[bytes, ...], kept: tuple[bytes, ...], whole: bool
+) -> None:
+    payload = Payload(argv, b"#!/bin/sh\n", b"/tmp", 0o022, (), None, None)
+    assert brief_of(payload) == Brief(kept, whole, b"/tmp", 10)
 
 
 def _damage_header_of_a_page(path: Path) -> None:
@@ -198,7 +230,7 @@ def test_an_unusable_database_ends_the_daemon_with_78_and_the_next_step(
     assert "Traceback" not in said
 
 
-@pytest.mark.parametrize("place", range(12))
+@pytest.mark.parametrize("place", range(24))
 def test_a_flipped_byte_of_a_job_is_found_at_the_start(tmp_path: Path, place: int) -> None:
     """Also where the file is well-formed: every row that is acted on has a checksum."""
     store = Store.open(tmp_path)
@@ -208,7 +240,8 @@ def test_a_flipped_byte_of_a_job_is_found_at_the_start(tmp_path: Path, place: in
     content = bytearray(path.read_bytes())
     marks = [b"alice", b"train", b"PENDING", b"nofile", b"/home", b"python"]
     mark = marks[place % len(marks)]
-    content[content.rindex(mark) + place // len(marks)] ^= 0x01
+    found = content.rindex if place // len(marks) % 2 else content.index  # whole or in brief
+    content[found(mark) + place // len(marks)] ^= 0x01
     path.write_bytes(bytes(content))
     with pytest.raises(StoreUnusable, match=r"damaged|not a valid"):
         Store.open(tmp_path).load()

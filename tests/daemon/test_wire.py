@@ -473,3 +473,23 @@ def test_a_name_is_shown_as_given_and_is_no_path(daemon: DaemonProcess, tmp_path
         *_, result = call(connected, 0, 2, "wait", [{"job_ids": [1]}])
         assert (result["jobs"][0]["state"], result["jobs"][0]["name"]) == ("COMPLETED", job["name"])
     assert (tmp_path / "lr=0.1_2 ä.out").read_text() == "lr=0.1/2 ä\n"
+
+
+def test_a_list_shows_what_runs_where(daemon: DaemonProcess, tmp_path: Path) -> None:
+    """Command and directory; a long command is cut, and whole in the one job's answer."""
+    short = {**JOB, "hold": True, "cwd": str(tmp_path), "argv": ["python", "train.py", "a\nb"]}
+    long = {**short, "argv": ["echo", "x" * 5000]}
+    scripted = {**short, "argv": None, "script": "#!/bin/sh\n", "args": ["-v"]}
+    with raw(daemon) as connected:
+        call(connected, 0, 1, "submit", [{"jobs": [short, long, scripted]}])
+        *_, result = call(connected, 0, 2, "jobs", [])
+        *_, queue = call(connected, 0, 3, "queue", [])
+        *_, one = call(connected, 0, 4, "job", [{"job_id": 2}])
+    first, second, third = result["jobs"]
+    assert first["command"] == "python train.py a\\nb"
+    assert first["argv"] == [b"python", b"train.py", b"a\nb"]
+    assert {job["cwd"] for job in result["jobs"]} == {bytes(tmp_path)}
+    assert (second["command"], second["argv"]) == ("echo " + "x" * 292 + "...", None)
+    assert one["argv"] == [b"echo", b"x" * 5000]
+    assert (third["command"], third["argv"], third["script_bytes"]) == ("<script> -v", [b"-v"], 10)
+    assert [job["command"] for job in queue["jobs"]] == [job["command"] for job in result["jobs"]]

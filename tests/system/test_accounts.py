@@ -37,7 +37,7 @@ def test_a_deleted_user_s_jobs_never_run_as_who_gets_the_uid(host: Host, dave: i
     with host.client(dave) as eve:
         until(lambda: eve.hello().user == "eve", "the daemon has heard of eve")
         assert {outcome.code for outcome in eve.cancel([running, waiting])} == {"denied"}
-        assert eve.job(waiting).argv is None
+        assert eve.job(waiting).events is None
     host.admin(lambda client: client.cancel(running))
     host.wait(running)
 

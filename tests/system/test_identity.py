@@ -82,6 +82,24 @@ def test_a_message_that_names_a_user_is_an_error(host: Host, field: dict[str, ob
     assert error["data"]["path"] == f"jobs[0].{next(iter(field))}"
 
 
+def test_a_private_host_hides_what_others_run_and_where(host: Host) -> None:
+    """Names, commands and directories, in every answer; that the job is there stays visible."""
+    host.reconfigure("private = true")
+    marker = "MARK-of-alice"
+    waiting = host.sh("alice", f": {marker}; true", gpus=4, name=marker, hold=True)
+    with host.client("bob") as bob:
+        (listed,) = bob.jobs(ids=[waiting]).jobs
+        (queued,) = bob.queue().jobs
+        for shown in (listed, queued, bob.job(waiting)):
+            assert (shown.job_id, shown.user) == (waiting, "alice")
+            assert (shown.name, shown.command, shown.argv, shown.cwd) == (None,) * 4
+            assert marker not in repr(shown)
+    with host.client("alice") as alice:
+        (own,) = alice.jobs(ids=[waiting]).jobs
+        assert own.name == marker
+        assert marker in str(own.command)
+
+
 def test_bob_sees_alice_s_queue_and_cannot_touch_it(host: Host) -> None:
     marker = "MARK-of-alice"
     running = host.sh("alice", f": {marker}; sleep 60", gpus=1)
@@ -92,8 +110,10 @@ def test_bob_sees_alice_s_queue_and_cannot_touch_it(host: Host) -> None:
         assert shown[waiting].user == "alice"
         assert shown[waiting].name == "hers"
         assert [job.job_id for job in bob.queue().jobs] == [waiting]
-        assert marker not in repr(bob.job(waiting))
-        assert bob.job(waiting).cwd is None
+        assert marker in str(shown[waiting].command)
+        hers = bob.job(waiting)
+        assert (hers.argv, hers.cwd) == (shown[waiting].argv, shown[waiting].cwd)
+        assert (hers.output, hers.events, hers.explanations) == (None, None, None)
         both = [running, waiting]
         attempts = (
             *bob.cancel(both),
