@@ -14,10 +14,12 @@ from pathlib import Path
 
 DEV = Path("/dev")
 PROC_DEVICES = Path("/proc/devices")
+MIG_MINORS = Path("/proc/driver/nvidia-caps/mig-minors")
 NODES_MAX = 10_000  # walked below /dev; more is not a /dev
 CAPABILITIES_GROUP = "nvidia-caps"  # rights to MIG slices, one node each
 CAPABILITY_NODES = "/dev/nvidia-caps/"
 _GPU_NODE = re.compile(r"nvidia(\d+)")
+_CAPABILITY_NODE = re.compile(r"nvidia-cap(\d+)")
 _GROUP = re.compile(r"[A-Za-z0-9_./:+-]+")
 
 
@@ -40,27 +42,53 @@ def allowed(
     capabilities: Iterable[str] = (),
     dev: Path = DEV,
     proc_devices: Path = PROC_DEVICES,
+    mig_minors: Path = MIG_MINORS,
 ) -> tuple[str, ...] | None:
     """DeviceAllow values for a job that was granted these GPUs; None: there is nothing to filter.
 
-    Whole groups of /proc/devices but those that hold GPU nodes, and of these every other node by
-    its path. Of the rights to slices only `capabilities`, the nodes of the granted ones: the
-    GPU's own node is the same for all its slices. Raises DeviceMissing.
+    Whole groups of /proc/devices but those that hold GPU nodes; by its path every other node of
+    these, and every node of no group: a driver's module may be loaded later. Of the rights to
+    slices only `capabilities`, the nodes of the granted ones: the GPU's own node is the same for
+    all its slices. Raises DeviceMissing.
     """
     gpus = gpu_nodes(dev)
     if not gpus:
         return None
     granted = [_node_of(minor, gpus) for minor in minors]
-    granted += [_capability(Path(node)) for node in capabilities]
+    own = tuple(capabilities)
+    granted += [_capability(Path(node)) for node in own]
     kinds = {_kind(path.stat()) for path in gpus.values()}
     closed = {kind for kind in kinds if kind is not None}
+    listed = tuple(_groups(proc_devices))
+    whole = {(letter, major) for letter, major, name in listed if name != CAPABILITIES_GROUP}
     groups = [
         f"{letter}-{name} rw"
-        for letter, major, name in _groups(proc_devices)
-        if (letter, major) not in closed and name != CAPABILITIES_GROUP
+        for letter, major, name in listed
+        if (letter, major) in whole - closed and name != CAPABILITIES_GROUP
     ]
-    beside = [f"{path} rw" for path in _nodes_beside(dev, closed, set(gpus.values()))]
-    return (*groups, *beside, *dict.fromkeys(f"{path} rw" for path in granted))
+    rights = None if own else _rights_to_slices(mig_minors)
+    beside = [
+        path
+        for path in _nodes_beside(dev, whole - closed, set(gpus.values()))
+        if _is_open(path, rights)
+    ]
+    return (*groups, *dict.fromkeys(f"{path} rw" for path in (*beside, *granted)))
+
+
+def _rights_to_slices(mig_minors: Path) -> frozenset[int]:
+    """Numbers of the capability nodes that stand for slices; the others are the driver's own."""
+    try:
+        lines = mig_minors.read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return frozenset()
+    words = (line.split() for line in lines if line.startswith("gpu"))
+    return frozenset(int(word[-1]) for word in words if word[-1].isdecimal())
+
+
+def _is_open(path: Path, rights: frozenset[int] | None) -> bool:
+    """Whether a node may be opened by every job; `rights`: those to slices, None: all are."""
+    match = _CAPABILITY_NODE.fullmatch(path.name)
+    return match is None or (rights is not None and int(match[1]) not in rights)
 
 
 def _capability(path: Path) -> Path:
@@ -101,8 +129,8 @@ def _groups(proc_devices: Path) -> Iterator[tuple[str, int, str]]:
             yield letter, int(major), name
 
 
-def _nodes_beside(dev: Path, closed: set[tuple[str, int]], gpus: set[Path]) -> Iterator[Path]:
-    """The other nodes of the majors that hold GPUs: nvidiactl and nvidia-modeset, for instance."""
+def _nodes_beside(dev: Path, whole: set[tuple[str, int]], gpus: set[Path]) -> Iterator[Path]:
+    """Nodes that are no GPU's and in no group that is open as a whole: nvidiactl, for instance."""
     walked = 0
     for directory, _, names in os.walk(dev):
         for name in sorted(names):
@@ -114,5 +142,5 @@ def _nodes_beside(dev: Path, closed: set[tuple[str, int]], gpus: set[Path]) -> I
                 kind = _kind(path.lstat())
             except OSError:
                 continue
-            if kind in closed and path not in gpus:
+            if kind is not None and kind not in whole and path not in gpus:
                 yield path

@@ -51,7 +51,8 @@ def node(dev: Path) -> MakeNode:
 
 
 def allowed(dev: Path, *minors: int | None, capabilities: tuple[str, ...] = ()) -> set[str] | None:
-    found = devices.allowed(minors, capabilities, dev, dev.parent / "devices")
+    here = dev.parent
+    found = devices.allowed(minors, capabilities, dev, here / "devices", here / "mig-minors")
     return None if found is None else set(found)
 
 
@@ -83,6 +84,33 @@ def test_a_slice_opens_its_own_rights_and_no_others(dev: Path, node: MakeNode) -
     assert {value for value in found if "caps" in value} == {f"{path} rw" for path in own}
     with pytest.raises(devices.DeviceMissing, match="nvidia-cap99 does not exist"):
         allowed(dev, 0, capabilities=(f"{dev}/nvidia-caps/nvidia-cap99",))
+
+
+def test_rights_that_are_to_no_slice_are_as_for_any_user(dev: Path, node: MakeNode) -> None:
+    """A job on whole GPUs reaches the driver's own capability nodes, and those of no slice."""
+    node("nvidia0", 195, 0)
+    for number in (1, 2, 3, 4):
+        node(f"nvidia-caps/nvidia-cap{number}", 238, number)
+    (dev.parent / "mig-minors").write_text(
+        "config 1\nmonitor 2\ngpu0/gi1/access 3\ngpu0/gi1/ci0/access 4\n"
+    )
+    found = allowed(dev, 0)
+    assert found is not None
+    assert {value for value in found if "caps" in value} == {
+        f"{dev}/nvidia-caps/nvidia-cap1 rw",
+        f"{dev}/nvidia-caps/nvidia-cap2 rw",
+    }
+
+
+def test_a_node_of_no_listed_group_stays_open(dev: Path, node: MakeNode) -> None:
+    """A module that is not loaded yet is in no line of /proc/devices; its node may be there."""
+    node("nvidia0", 195, 0)
+    node("nvidia1", 195, 1)
+    node("nvidia-uvm", 510, 0)
+    found = allowed(dev, 0)
+    assert found is not None
+    assert f"{dev}/nvidia-uvm rw" in found
+    assert f"{dev}/nvidia1 rw" not in found
 
 
 def test_a_link_to_a_gpu_opens_it_to_nobody(dev: Path, node: MakeNode) -> None:
