@@ -9,24 +9,30 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import sqlite3
 import uuid
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgpack
 
+from gpusched_client.errors import StorageError
 from gpusched_client.terms import Cause, GpuUuid, JobId, JobState
 from gpuschedd.clock import ClockMark
 from gpuschedd.core.lifecycle import CancelOrder, Job
 from gpuschedd.core.model import Grant, Request, Topology
 from gpuschedd.migrations import MIGRATIONS, NEWEST, Migration
 from gpuschedd.peaks import GpuUse
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 DATABASE_NAME = "gpuschedd.sqlite3"
 MARKER_NAME = "gpuschedd.instance"  # says that a database existed: an empty one is never made twice
@@ -49,6 +55,10 @@ class StoreFull(Exception):
 
 class StoreBroken(Exception):
     """An I/O error: later commits cannot be trusted, the daemon must end and read again."""
+
+
+class StoreVanished(StoreBroken):
+    """Somebody removed or replaced the file in use: what is written to it, nobody ever reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +277,7 @@ class Store:
         self.path = path
         self.instance = instance
         self._db = connection
+        self._files = _files_of(path)
 
     @classmethod
     def open(cls, state_dir: Path) -> Store:
@@ -285,7 +296,7 @@ class Store:
         try:
             connection = _connect(path)
             os.chmod(path, 0o600)
-            _prepare(connection, path, check=existed)
+            _prepare(connection, path, check=existed, has_content=marker.exists())
             _migrate(connection, path)
             instance = _instance(connection)
             _write_marker(marker, instance)
@@ -306,12 +317,21 @@ class Store:
         try:
             with _transaction(self._db):
                 self._write(changes)
+                self._check_files()
         except sqlite3.Error as error:
             if _is_full(error):
                 raise StoreFull(str(error)) from error
             if _sqlite_code(error) & 0xFF in _UNTRUSTED:
                 raise StoreBroken(str(error)) from error
             raise
+
+    def _check_files(self) -> None:
+        """SQLite goes on writing to files that were removed under it, and says nothing."""
+        if _files_of(self.path) != self._files:
+            raise StoreVanished(
+                f"{self.path} or its -wal file was removed or replaced while in use. Restore a "
+                "backup, or start the daemon again to go on with what is there"
+            )
 
     def _write(self, changes: Changes) -> None:
         db = self._db
@@ -436,6 +456,7 @@ class Store:
         _backup(self._db, target)
 
 
+_HEADER_BYTES = 100  # of every SQLite file
 _UNTRUSTED = frozenset({sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 
 
@@ -537,6 +558,18 @@ class History:
         }
 
 
+def read(history: History, question: Callable[[History], T]) -> T:
+    """The answer. Raises StorageError where the books cannot be read."""
+    try:
+        return question(history)
+    except (sqlite3.Error, OSError) as error:
+        log.warning("database_unreadable error=%s", error)
+        raise StorageError(
+            f"the daemon's database cannot be read: {error}; an administrator should look at its "
+            "disk and log"
+        ) from error
+
+
 def _unusable_text(path: Path, error: Exception) -> str:
     return (
         f"{path} cannot be used: {error}. Restore a backup (the file with .backup- beside it, or "
@@ -544,12 +577,30 @@ def _unusable_text(path: Path, error: Exception) -> str:
     )
 
 
+def _files_of(path: Path) -> tuple[tuple[int, int] | None, ...]:
+    """Device and inode of the database and of its log, None for one that is not there."""
+    found: list[tuple[int, int] | None] = []
+    for name in (path, f"{path}-wal"):
+        try:
+            status = os.stat(name)
+            found.append((status.st_dev, status.st_ino))
+        except FileNotFoundError:
+            found.append(None)
+    return tuple(found)
+
+
 # --- opening --------------------------------------------------------------------------------
 
 
-def _prepare(db: sqlite3.Connection, path: Path, *, check: bool) -> None:
-    """Pragmas, and a check of an existing file before anything is written to it."""
+def _prepare(db: sqlite3.Connection, path: Path, *, check: bool, has_content: bool) -> None:
+    """Pragmas, and a check of an existing file before anything is written to it.
+
+    To SQLite a file that was cut to nothing, or to less than a header, is a new database.
+    """
     if check:
+        size = path.stat().st_size
+        if 0 < size < _HEADER_BYTES:
+            raise sqlite3.DatabaseError(f"{size} bytes are no database")
         version = db.execute("PRAGMA user_version").fetchone()[0]
         if version > NEWEST:
             raise StoreUnusable(
@@ -559,7 +610,9 @@ def _prepare(db: sqlite3.Connection, path: Path, *, check: bool) -> None:
         verdict = db.execute("PRAGMA quick_check(1)").fetchone()[0]
         if verdict != "ok":
             raise sqlite3.DatabaseError(f"quick_check: {verdict}")
-        if version == 0 and path.stat().st_size > 0 and not _is_fresh(db):
+        if version == 0 and has_content:
+            raise sqlite3.DatabaseError("it is empty, but was not")
+        if version == 0 and size > 0 and not _is_fresh(db):
             raise sqlite3.DatabaseError("it is not one of ours")
     db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA synchronous = FULL")

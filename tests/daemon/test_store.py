@@ -195,6 +195,14 @@ def _truncate(path: Path) -> None:
         file.truncate(path.stat().st_size // 2)
 
 
+def _empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def _rest(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:10])
+
+
 def _newer(path: Path) -> None:
     db = sqlite3.connect(path)
     db.execute("PRAGMA user_version = 999")
@@ -210,7 +218,8 @@ def _vanish(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", [_damage_header_of_a_page, _truncate, _newer, _not_a_database, _vanish]
+    "damage",
+    [_damage_header_of_a_page, _truncate, _empty, _rest, _newer, _not_a_database, _vanish],
 )
 def test_an_unusable_database_ends_the_daemon_with_78_and_the_next_step(
     tmp_path: Path, damage: object
