@@ -451,6 +451,15 @@ class _Connection:
         except OSError:
             return True
 
+    def _why_silent(self) -> str:
+        """What a silent server may suffer from: PID 1 listens also for one that does not start."""
+        if self._sock.getpeername() == os.fspath(paths.SYSTEM_SOCKET):
+            return (
+                "the daemon is busy, stuck, or does not start; `systemctl status gpuschedd` tells "
+                "which"
+            )
+        return "the daemon is busy or stuck. Try again later."
+
     def call(self, method: str, request: protocol.Request, timeout_s: float | None) -> object:
         """The result of one call; raises its error, _TooLate, or _Lost."""
         self._msgid = (self._msgid + 1) % framing.MSGID_MAX
@@ -483,9 +492,7 @@ class _Connection:
             self._sock.settimeout(_left_s(deadline))
             data = self._sock.recv(_RECEIVE_BYTES)
         except (TimeoutError, BlockingIOError) as error:
-            raise _TooLate(
-                f"no reply in {timeout_s:g} s; the daemon is busy or stuck. Try again later."
-            ) from error
+            raise _TooLate(f"no reply in {timeout_s:g} s; {self._why_silent()}") from error
         except OSError as error:
             raise _Lost from error
         if not data:

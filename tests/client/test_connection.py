@@ -180,6 +180,18 @@ def test_no_reply_in_time_is_unavailable_and_not_asked_again(serve: Serve) -> No
     assert len(server.requests) == 1
 
 
+def test_a_service_that_does_not_start_is_named_where_pid_1_listens_for_it(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The socket takes requests all the same, so that a restart costs nobody a call."""
+    given_up = threading.Event()
+    server = serve({"hello": lambda _: given_up.wait(20)})
+    monkeypatch.setattr(paths, "SYSTEM_SOCKET", server.path)
+    with Client(timeout_s=0.1) as c, pytest.raises(Unavailable, match="systemctl status"):
+        c.hello()
+    given_up.set()
+
+
 @pytest.mark.parametrize(
     ("code", "kind"),
     [
