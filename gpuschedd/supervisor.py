@@ -105,12 +105,15 @@ UNIT_VARIABLES = (b"NOTIFY_SOCKET", b"WATCHDOG_PID", b"WATCHDOG_USEC", b"LISTEN_
 CUDA_OOM = re.compile(
     rb"cuda out of memory"
     rb"|torch\.outofmemoryerror|torch\.cuda\.outofmemoryerror"
-    rb"|cuda(?: runtime)? error[^\n]{0,40}: out of memory"
-    rb"|cuda_error_out_of_memory|cudaerrormemoryallocation|cudamalloc failed: out of memory"
-    rb"|cublas_status_alloc_failed"
-    rb"|resource_exhausted: out of memory"
+    rb"|cuda(?: runtime| driver)? error[^\n]{0,40}: out of memory"
+    rb"|cuda failure(?: \d+)? 'out of memory'|out_of_memory: cuda error"
+    rb"|cuda_error_out_of_memory|cudaerrormemoryallocation"
+    rb"|(?:cudamalloc|cumemalloc|hipmalloc)[^\n]{0,20} failed: out of memory"
+    rb"|cublas_status_alloc_failed|cudnn_status_alloc_failed"
+    rb"|resource_exhausted: (?:out of memory|attempting to allocate|failed to allocate request)"
+    rb"|resource_exhausted: allocator \(gpu[^\n]*ran out of memory|out of memory error on gpu"
     rb"|oom when allocating tensor[^\n]*gpu"
-    rb"|cupy[a-z_.]*\.outofmemoryerror"
+    rb"|cupy[a-z_.]*\.outofmemoryerror|rocm error: out of memory"
     rb"|hip out of memory|hiperroroutofmemory|hip error[^\n]{0,40}: out of memory"
 )
 
@@ -1275,14 +1278,19 @@ class Records:
         self._drafts.clear()
 
     def hint(self) -> None:
-        """Only a wake-up: the daemon reads the same files when nobody hints."""
+        """Only a wake-up: the daemon reads the same files when nobody hints.
+
+        The way leads over the directory: a socket's whole path may be longer than its address.
+        """
         flags = _socket.SOCK_DGRAM | _socket.SOCK_NONBLOCK | _socket.SOCK_CLOEXEC
+        parent, name = os.path.split(self._hint_socket)
         try:
-            hint = _socket.socket(_socket.AF_UNIX, flags)
+            directory = os.open(parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                hint.sendto(self._label, self._hint_socket)
+                with _socket.socket(_socket.AF_UNIX, flags) as hint:
+                    hint.sendto(self._label, f"/proc/self/fd/{directory}/{name}")
             finally:
-                hint.close()
+                os.close(directory)
         except OSError:
             pass
 

@@ -511,6 +511,18 @@ def test_a_spec_in_another_attempt_s_directory_is_refused(host: Host) -> None:
         b"cudaErrorMemoryAllocation: out of memory",
         b"HIP out of memory. Tried to allocate 2.00 GiB",
         b"OOM when allocating tensor with shape[9] on /device:GPU:0 by allocator GPU_0_bfc",
+        b"RuntimeError: CUDA driver error: out of memory",
+        b"Last error: Cuda failure 2 'out of memory'",
+        b"pycuda._driver.MemoryError: cuMemAlloc failed: out of memory",
+        b"mxnet.base.MXNetError: cudaMalloc retry failed: out of memory",
+        b"allocating 3072.00 MiB on device 0: hipMalloc failed: out of memory",
+        b"ROCm error: out of memory",
+        b"MemoryError: std::bad_alloc: out_of_memory: CUDA error at: /rmm/include",
+        b"RuntimeError: cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        b"RESOURCE_EXHAUSTED: Attempting to allocate 3.2G. That was not possible.",
+        b"RESOURCE_EXHAUSTED: Failed to allocate request for 2.00GiB on device ordinal 0",
+        b"RESOURCE_EXHAUSTED: Allocator (GPU_0_bfc) ran out of memory trying to allocate 2GiB",
+        b"ResourceExhaustedError: Out of memory error on GPU 0. Cannot allocate 2.0GB",
     ],
 )
 def test_a_gpu_out_of_memory_is_recognised(line: bytes) -> None:
@@ -523,6 +535,9 @@ def test_a_gpu_out_of_memory_is_recognised(line: bytes) -> None:
         b"grpc: RESOURCE_EXHAUSTED: quota exceeded for project",
         b"OOM when allocating tensor with shape[9] on /device:CPU:0 by allocator cpu",
         b"MemoryError: out of memory",
+        b"W Allocator (GPU_0_bfc) ran out of memory trying to allocate 2GiB. This is no failure",
+        b"triton: out of resource: shared memory, Required: 131072",
+        b"429 RESOURCE_EXHAUSTED: Quota exceeded for quota metric",
         b"",
     ],
 )
