@@ -1287,8 +1287,11 @@ class Records:
         try:
             directory = os.open(parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                with _socket.socket(_socket.AF_UNIX, flags) as hint:
+                hint = _socket.socket(_socket.AF_UNIX, flags)
+                try:
                     hint.sendto(self._label, f"/proc/self/fd/{directory}/{name}")
+                finally:
+                    hint.close()
             finally:
                 os.close(directory)
         except OSError:
