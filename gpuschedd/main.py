@@ -40,7 +40,15 @@ from gpuschedd.simclaims import SYSTEM_DIR
 from gpuschedd.simgpu import SimulatedGpus
 from gpuschedd.state import State, policy_of
 from gpuschedd.status import Look, RecentErrors, Status
-from gpuschedd.store import DATABASE_NAME, History, Store, StoreBroken, StoreFull, StoreUnusable
+from gpuschedd.store import (
+    DATABASE_NAME,
+    History,
+    Store,
+    StoreBroken,
+    StoreFull,
+    StoreUnusable,
+    StoreVanished,
+)
 from gpuschedd.supervisor import closed_by
 from gpuschedd.systemd_launcher import SystemdLauncher
 
@@ -279,6 +287,9 @@ class Daemon:
                 await task
             except asyncio.CancelledError:
                 continue
+            except StoreVanished as gone:
+                log.error("database_vanished error=%s", gone)
+                status = EX_CONFIG
             except StoreBroken as broken:
                 log.error("database_io_error error=%s", broken)
                 status = EX_IOERR

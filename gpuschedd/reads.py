@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from gpusched_client.errors import LimitReached
-from gpuschedd.store import History
+from gpuschedd.store import History, read
 
 WAITING_PER_UID_MAX = 2_000
 
@@ -62,7 +62,7 @@ class Reads:
     async def _answer(self, work: Work, reply: asyncio.Future[Any]) -> None:
         loop = asyncio.get_running_loop()
         try:
-            result = await loop.run_in_executor(self._thread, work, self._history)
+            result = await loop.run_in_executor(self._thread, read, self._history, work)
         except Exception as error:
             if not reply.done():
                 reply.set_exception(error)

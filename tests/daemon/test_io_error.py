@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
-from gpusched_client.errors import GpuschedError
+from gpusched_client.errors import GpuschedError, StorageError
 from tests.support.daemon import DaemonProcess, clean_up, until
 
 
@@ -41,3 +42,32 @@ def test_a_failed_sync_is_not_acknowledged_and_ends_the_daemon(tmp_path: Path) -
     with daemon.client() as client:
         assert {job.job_id for job in client.jobs().jobs} >= set(acknowledged)
     clean_up(daemon)
+
+
+@pytest.mark.parametrize("name", ["gpuschedd.sqlite3", "gpuschedd.sqlite3-wal"])
+def test_a_database_removed_in_use_acknowledges_nothing_more(tmp_path: Path, name: str) -> None:
+    """SQLite would go on in a file that nobody can open any more. 78: an operator must look."""
+    daemon = DaemonProcess(tmp_path, "1x24G")
+    daemon.start()
+    process = daemon.process
+    assert process is not None
+    with daemon.client(reconnect_s=0.2) as client:
+        client.submit(["true"], hold=True)
+        (daemon.state_dir / name).unlink()
+        with pytest.raises(GpuschedError) as refused:
+            client.submit(["true"], hold=True)
+    assert refused.value.code in ("storage", "unavailable")
+    until(lambda: process.poll() is not None, "the daemon ends by itself")
+    assert process.returncode == 78
+    assert "Restore a backup" in daemon.log_tail()
+
+
+def test_a_database_that_cannot_be_read_is_no_bug_of_ours(tmp_path: Path) -> None:
+    daemon = DaemonProcess(tmp_path, "1x24G").start()
+    with daemon.client() as client:
+        job = client.submit(["true"], hold=True)
+        client.cancel(job.id)
+        shutil.rmtree(daemon.state_dir)
+        with pytest.raises(StorageError, match="cannot be read"):
+            client.job(job.id)
+    daemon.stop()
