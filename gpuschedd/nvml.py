@@ -47,7 +47,7 @@ BACKOFF_MIN_S, BACKOFF_MAX_S = 1.0, 60.0
 ABSENT_RETRY_S = 30.0  # no driver: it may be installed or loaded later
 INIT_EVERY_S = 5.0  # at most one start of the driver in this time
 DEATH_S = 1.0  # a killed child that lives longer hangs in the kernel
-LAST_BREATH_S = 0.1  # one that was killed just now takes no longer
+LAST_BREATH_S = 0.1  # for another look at such a one
 STRIKES_MAX = 2  # then the GPU is left out
 PAROLE_MIN_S, PAROLE_MAX_S = 60.0, 3600.0  # until it is asked again
 ACCOUNTS_DEADLINE_S = 2.0
@@ -239,6 +239,7 @@ class NvmlGpus:
         self._spawn = spawn
         self._child: Child | None = None
         self._undead: Child | None = None  # killed and not dead
+        self._dies_until_s = 0.0  # before that it may still be about to
         self._lock = asyncio.Lock()
         self._inventory: tuple[GpuInfo, ...] = ()
         self._warnings: tuple[str, ...] = ()
@@ -413,6 +414,7 @@ class NvmlGpus:
         except asyncio.CancelledError:
             child.kill()  # its reply would be taken for that of the next request
             self._child, self._undead = None, child
+            self._dies_until_s = time.monotonic() + DEATH_S
             raise
         self._strike(gpu, name)
         self._failures += 1
@@ -453,7 +455,8 @@ class NvmlGpus:
     async def _bury_undead(self) -> None:
         """No second child beside one that hangs in the kernel: it would hang too."""
         assert self._undead is not None
-        if not await self._undead.gone(LAST_BREATH_S):
+        left_s = self._dies_until_s - time.monotonic()
+        if not await self._undead.gone(max(LAST_BREATH_S, left_s)):
             pid = self._undead.process.pid
             self._hold_off(
                 f"the driver hangs: its process {pid} cannot be ended; only a reboot may help",

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,13 +29,14 @@ FREEZER = Path("/sys/fs/cgroup/freezer")
 
 def test_a_slow_driver_passes_its_deadline_and_is_replaced(driver: FakeDriver, gpus: Open) -> None:
     """The next child answers; the pause between tries doubles up to a minute."""
-    source = gpus(sweep_deadline_s=0.5)
+    source = gpus(sweep_deadline_s=2.0)
     source.sample()
     first = source.source._child.process
-    driver.add("delay nvmlDeviceGetMemoryInfo_v2 0 2000")
-    with pytest.raises(GpuSourceDown, match=r"within 0\.5 s in nvmlDeviceGetMemoryInfo on GPU 0"):
+    driver.add("delay nvmlDeviceGetMemoryInfo_v2 0 60000")
+    with pytest.raises(GpuSourceDown, match="within 2 s in nvmlDeviceGetMemoryInfo on GPU 0"):
         source.sample()
     assert first.poll() == -signal.SIGKILL
+    source.source._not_before_s += 3600.0
     with pytest.raises(GpuSourceDown):
         source.sample()  # within the pause: no child is started
     assert source.source._child is None
@@ -48,7 +49,7 @@ def test_a_child_that_does_not_die_is_never_joined_by_a_second(
     driver: FakeDriver, gpus: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One in the kernel is enough; status says since when."""
-    source = gpus(sweep_deadline_s=0.5)
+    source = gpus(sweep_deadline_s=2.0)
     nvml: NvmlGpus = source.source
     source.sample()
     driver.add("hang nvmlDeviceGetMemoryInfo_v2 *")
@@ -92,20 +93,17 @@ def frozen(pid: int) -> Iterator[None]:
 @pytest.mark.usefixtures("driver")
 def test_a_child_in_d_state_is_survived_and_replaced_when_it_dies(gpus: Open) -> None:
     """A real one: KILL is pending and does nothing."""
-    source = gpus(sweep_deadline_s=0.5)
+    source = gpus(sweep_deadline_s=2.0)
     source.sample()
     pid = source.source._child.process.pid
     with frozen(pid):
-        began_s = time.monotonic()
         with pytest.raises(GpuSourceDown):
             source.sample()
         wait_for_backoff(source)
         with pytest.raises(GpuSourceDown, match="cannot be ended; only a reboot may help"):
             source.sample()
-        assert time.monotonic() - began_s < 5.0
-    end_s = time.monotonic() + 10.0
-    while source.source._undead.process.poll() is None:
-        assert time.monotonic() < end_s
+    undead = source.source._undead.process
+    until(lambda: undead.poll() is not None, "it dies of it once it may")
     wait_for_backoff(source)
     assert len(source.sample().readings) == 1
 
@@ -154,9 +152,7 @@ asyncio.run(main())
         assert str(tmp_path / "lock") not in names
         assert not any(name.startswith("socket:") for name in names)
         parent.kill()
-    end_s = time.monotonic() + 10.0
-    while os.path.exists(f"/proc/{child}") and _state(child) != "Z":
-        assert time.monotonic() < end_s
+    until(lambda: not os.path.exists(f"/proc/{child}") or _state(child) == "Z", "it is gone too")
     assert driver.calls() > 0
 
 
@@ -167,28 +163,45 @@ def _state(pid: int) -> str:
         return "Z"
 
 
+async def call_off(source: Source, driver: FakeDriver) -> None:
+    """Begin a sweep, and cancel it in the driver."""
+    before = driver.calls()
+    asking = asyncio.ensure_future(source.source.sample(Want()))
+    while driver.calls() == before:
+        await asyncio.sleep(0.01)
+    asking.cancel()
+    await asyncio.wait({asking})
+
+
 def test_a_sweep_that_is_called_off_blames_no_gpu(driver: FakeDriver, gpus: Open) -> None:
     """Its child is ended, for the answer is not the next one's; the next sweep has a new child."""
     another(driver)
     source = gpus()
     source.sample()
     driver.add("hang nvmlDeviceGetMemoryInfo_v2 0")
-
-    async def call_off() -> None:
-        before = driver.calls()
-        asking = asyncio.ensure_future(source.source.sample(Want()))
-        while driver.calls() == before:
-            await asyncio.sleep(0.01)
-        asking.cancel()
-        await asyncio.wait({asking})
-
     for _ in range(3):
         driver.remove("hang")
         source.sample()
         driver.add("hang nvmlDeviceGetMemoryInfo_v2 0")
-        source.run(call_off())
+        source.run(call_off(source, driver))
     driver.remove("hang")
     assert [reading.fault for reading in source.sample().readings] == [None, None]
+
+
+def test_a_child_that_takes_its_time_to_die_is_no_hanging_driver(
+    driver: FakeDriver, gpus: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy host a KILL takes effect when its process has had a turn."""
+    monkeypatch.setattr("gpuschedd.nvml.DEATH_S", 60.0)
+    source = gpus()
+    source.sample()
+    driver.add("hang nvmlDeviceGetMemoryInfo_v2 0")
+    child = source.source._child
+    kill = child.kill
+    monkeypatch.setattr(child, "kill", lambda: threading.Timer(0.5, kill).start())
+    source.run(call_off(source, driver))
+    driver.remove("hang")
+    assert [reading.fault for reading in source.sample().readings] == [None]
 
 
 def test_what_a_library_prints_is_no_reply(driver: FakeDriver, gpus: Open) -> None:
