@@ -43,6 +43,7 @@ class FakeServer:
     def __init__(self, path: Path, handlers: dict[str, Handler]) -> None:
         self.path, self.handlers = path, handlers
         self.requests: list[tuple[str, dict[str, Any]]] = []
+        self.follow_ups: list[dict[str, Any]] = []  # events: one goes out behind each reply
         self.connections = 0
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(path))
@@ -97,8 +98,5 @@ class FakeServer:
             sock.sendall(raw.data)
             return
         sock.sendall(msgpack.packb(reply))
-
-    def notify(self, event: dict[str, Any]) -> None:
-        """Send an event to everybody who is connected."""
-        for sock in self._open:
-            sock.sendall(msgpack.packb([2, "event", [event]]))
+        if self.follow_ups:
+            sock.sendall(msgpack.packb([2, "event", [self.follow_ups.pop(0)]]))

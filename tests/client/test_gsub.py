@@ -369,22 +369,29 @@ def test_wait_with_json_is_the_ended_job(serve: Serve, run: Any) -> None:
 
 
 def process(*words: str, **options: Any) -> subprocess.Popen[str]:
-    """gsub as a process of its own."""
+    """gsub as a process of its own, with SIGINT as a terminal's foreground has it.
+
+    A shell that starts the tests in the background has them ignore it, and all that they start.
+    """
     command = [sys.executable, "-m", "gpusched_client.gsub", *words]
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
-    )
+    heeded = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
+        )
+    finally:
+        signal.signal(signal.SIGINT, heeded)
 
 
 def test_an_interrupted_wait_leaves_the_job_and_says_its_id(serve: Serve) -> None:
     interrupted = threading.Event()
-    server = serve({**accepting(), "wait": lambda _: interrupted.wait(30)})
+    server = serve({**accepting(), "wait": lambda _: interrupted.wait(90)})
     gsub = process("--wait", "true")
     assert gsub.stdout is not None
     assert gsub.stdout.readline().startswith("Submitted job 42")
     until(lambda: len(server.requests) >= 2, "it waits")
     gsub.send_signal(signal.SIGINT)
-    _, err = gsub.communicate(timeout=20)
+    _, err = gsub.communicate(timeout=60)
     interrupted.set()
     assert gsub.returncode == 130
     assert err == "gsub: job 42 goes on; `gq 42` shows it, `gcancel 42` ends it\n"
