@@ -20,7 +20,7 @@ import pytest
 
 from gpuschedd import supervisor
 from gpuschedd.job_dir import Cancel, JobDir, Orders
-from tests.support.jobs import Host, is_alive
+from tests.support.jobs import DEADLINE_S, Host, is_alive
 
 AS_ROOT = os.geteuid() == 0
 ODD_WORDS = (b"", b"--", b"-x", b"a b", b"line\nline", b"\xff\xfe\x80", b"'\"$HOME", b"caf\xc3\xa9")
@@ -217,12 +217,10 @@ def test_files_without_a_usable_first_line(host: Host) -> None:
         ({"output": b"a\0b"}, "null character"),
     ],
 )
-def test_a_failed_set_up_says_why_and_soon(
-    host: Host, changes: dict[str, bytes], words: str
-) -> None:
+def test_a_failed_set_up_says_why(host: Host, changes: dict[str, bytes], words: str) -> None:
     os.mkfifo(host.work / "fifo")
     job = host.sh("echo ran > ran", **changes)
-    end = host.wait_exit(job, deadline_s=10)
+    end = host.wait_exit(job)
     assert (end.code, end.signal, end.cause) == (None, None, "setup")
     assert words in str(end.reason)
     assert job.started() is None
@@ -230,24 +228,29 @@ def test_a_failed_set_up_says_why_and_soon(
 
 
 def test_the_time_limit_ends_a_job_also_one_that_then_exits_0(host: Host) -> None:
-    job = host.sh("trap 'exit 0' TERM; while :; do sleep 0.05; done", time_limit_s=0.3)
+    job = host.start("sleep", "600", time_limit_s=0.3)
     end, started = host.wait_exit(job), job.started()
     assert started is not None
+    assert end.cause == "time_limit"
+    assert end.boottime_s - started.boottime_s >= 0.3
+    job = host.sh("trap 'exit 0' TERM; echo up; while :; do sleep 0.05; done", kill_grace_s=60.0)
+    host.wait_output(job, b"up")
+    host.order(job, Orders(time_limit_s=0.01))
+    end = host.wait_exit(job)
     assert (end.code, end.cause) == (0, "time_limit")
-    assert 0.3 <= end.boottime_s - started.boottime_s < 2
 
 
 def test_a_raised_limit_holds_from_the_start_of_the_job(host: Host) -> None:
-    job = host.start("sleep", "60", time_limit_s=0.4)
+    job = host.start("sleep", "600", time_limit_s=2.0)
     started = host.wait(job.started)
-    host.order(job, Orders(time_limit_s=1.2))
+    host.order(job, Orders(time_limit_s=2.5))
     end = host.wait_exit(job)
     assert end.cause == "time_limit"
-    assert 1.2 <= end.boottime_s - started.boottime_s < 3
+    assert end.boottime_s - started.boottime_s >= 2.5
 
 
 def test_a_lifted_limit_ends_nothing(host: Host) -> None:
-    job = host.start("sleep", "0.8", time_limit_s=0.4)
+    job = host.start("sleep", "2.5", time_limit_s=2.0)
     host.wait(job.started)
     host.order(job, Orders(time_limit_s=float("inf")))
     assert host.wait_exit(job).cause == "exit"
@@ -275,7 +278,9 @@ def test_a_cancel_before_the_fork_runs_nothing(host: Host) -> None:
 
 def test_the_first_cause_wins(host: Host) -> None:
     line = "trap 'echo term' TERM; echo up; while :; do sleep 0.05; done"
-    job = host.sh(line, time_limit_s=0.3, kill_grace_s=1.0)
+    job = host.sh(line, kill_grace_s=3.0)
+    host.wait_output(job, b"up")
+    host.order(job, Orders(time_limit_s=0.01))
     host.wait_output(job, b"term")
     host.cancel(job)
     end = host.wait_exit(job)
@@ -283,11 +288,11 @@ def test_the_first_cause_wins(host: Host) -> None:
 
 
 def test_a_stopped_job_is_ended_too(host: Host) -> None:
-    job = host.sh("kill -STOP $$; sleep 60")
+    job = host.sh("kill -STOP $$; sleep 600", kill_grace_s=600.0)
     pid = host.wait(job.started).pid
     host.wait(lambda: True if _state_of(pid) == "T" else None)
     host.cancel(job)
-    assert host.wait_exit(job, deadline_s=3).cause == "cancelled"
+    assert host.wait_exit(job).cause == "cancelled"
 
 
 def _state_of(pid: int) -> str:
@@ -351,16 +356,14 @@ while True:
 
 
 @pytest.mark.parametrize("environment", [(), ((b"LEAVE", b"1"),)])
-def test_a_reforking_daemon_is_gone_soon_after_the_grace(
+def test_a_reforking_daemon_is_gone_after_the_grace(
     host: Host, environment: tuple[tuple[bytes, bytes], ...]
 ) -> None:
     argv = (sys.executable, "-I", "-S", "-c", REFORKER)
     job = host.start(*argv, kill_grace_s=0.5, environment=environment)
     host.wait_output(job, b"up")
-    ordered_s = time.time()
     host.cancel(job)
-    end = host.wait_exit(job)
-    assert end.finished_at_s - ordered_s < 0.5 + 2
+    host.wait_exit(job)
     assert host.marked(job) == ()
 
 
@@ -383,11 +386,11 @@ def test_the_rest_is_killed_after_the_grace(host: Host) -> None:
     )
     end = host.wait_exit(job)
     assert end.code == 3
-    assert 0.3 <= end.finished_at_s - end.at_s < 2
+    assert end.finished_at_s - end.at_s >= 0.3
     assert host.marked(job) == ()
 
 
-RACE_TOLERANCE_S = 0.3  # between the last look at the orders and the reap, on a busy host
+RACE_TOLERANCE_S = 10.0  # between the last look at the orders and the reap, on a busy host
 
 
 def _race_once(host: Host, await_start: bool) -> str:
@@ -427,7 +430,7 @@ def test_a_cancel_in_the_very_moment_of_a_clean_exit_gives_one_true_record() -> 
 
 def _supervise(path: Path) -> subprocess.CompletedProcess[bytes]:
     command = [sys.executable, "-I", "-S", supervisor.__file__, os.fspath(path)]
-    return subprocess.run(command, capture_output=True, timeout=10, check=False)
+    return subprocess.run(command, capture_output=True, timeout=60, check=False)
 
 
 def test_without_a_spec_nothing_runs(host: Host) -> None:
@@ -592,16 +595,21 @@ def test_an_idle_supervisor_uses_no_time(host: Host) -> None:
     host.wait(job.started)
     claim = job.claim()
     assert claim is not None
-    before = _switches(claim.pid)
-    assert host.wait_exit(host.start("sleep", "0.5")).code == 0
-    # The exec of the job is one event; a poll every 100 ms would be five.
-    assert _switches(claim.pid) - before <= 3
+
+    def slept_through() -> bool | None:
+        before = _switches(claim.pid)
+        assert host.wait_exit(host.start("sleep", "0.5")).code == 0
+        return _switches(claim.pid) == before or None
+
+    # Soon nothing of the start is left to do; a poll every 100 ms would be five each time.
+    assert host.wait(slept_through)
     assert is_alive(claim.pid)
 
 
 def _switches(pid: int) -> int:
+    """How often it has gone to sleep."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return sum(int(line.split()[1]) for line in lines if "ctxt_switches" in line)
+    return next(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt"))
 
 
 def test_a_supervisor_whose_directory_was_removed_ends_with_its_job(host: Host) -> None:
@@ -615,5 +623,5 @@ def test_a_supervisor_whose_directory_was_removed_ends_with_its_job(host: Host) 
     assert pidfd is not None
     shutil.rmtree(job.path)
     go.touch()
-    assert select.select([pidfd], [], [], 10)[0]
+    assert select.select([pidfd], [], [], DEADLINE_S)[0]
     os.close(pidfd)

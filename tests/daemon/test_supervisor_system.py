@@ -21,7 +21,8 @@ import pytest
 from gpuschedd import supervisor
 from gpuschedd.job_dir import JobDir
 from gpuschedd.launcher import DirectLauncher
-from tests.support.jobs import Host
+from tests.support.jobs import DEADLINE_S, Host
+from tests.support.traces import joined_calls
 
 pytestmark = [
     pytest.mark.root,
@@ -236,7 +237,7 @@ def test_a_killed_supervisor_leaves_processes_that_are_found_and_killed(host: Sy
     assert claim is not None
     os.kill(claim.pid, signal.SIGKILL)
     # The signal of the parent's death was asked for after the change of uid, which clears it.
-    assert select.select([pidfd], [], [], 5)[0] == [pidfd]
+    assert select.select([pidfd], [], [], DEADLINE_S)[0] == [pidfd]
     os.close(pidfd)
     args = (job.job_id, job.attempt, host.root.name, ALICE, job.started())
     assert host.launcher.leftovers(*args) != ()
@@ -253,7 +254,7 @@ def test_no_path_of_the_user_s_is_touched_with_euid_0(host: SystemHost) -> None:
     assert host.wait_exit(job).oom == "cuda"
     dropped: set[str] = set()
     roots: list[str] = []
-    for line in log.read_text(errors="replace").splitlines():
+    for line in joined_calls(log):
         pid, call = line.split(None, 1)
         if re.match(rf"setresuid\({ALICE}, {ALICE}, {ALICE}\) += 0", call):
             dropped.add(pid)

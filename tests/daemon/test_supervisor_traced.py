@@ -8,7 +8,6 @@ import shutil
 import signal
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from gpuschedd.core.recovery import ClaimKind, Recovery, recover
 from gpuschedd.job_dir import JobDir, Orders
 from gpuschedd.launcher import DirectLauncher
 from tests.support.jobs import Host
+from tests.support.traces import joined_calls
 
 pytestmark = [
     pytest.mark.tool("strace"),
@@ -47,15 +47,20 @@ def traced(host: Host, *options: str) -> Path:
     return log
 
 
+DELAY_S = 3.0  # long enough for an order to be given in it
+
+
+def hold_up(host: Host, call: str, path: str | Path, delay_s: float) -> Path:
+    """From now on this call on this path takes so long; the log."""
+    inject = f"inject={call}:delay_enter={int(delay_s * 1e6)}:when=1"
+    return traced(host, "-P", str(path), "-e", f"trace={call}", "-e", inject)
+
+
 def begin(host: Host, *argv: str) -> JobDir:
     """As Host.start, not waiting for the launcher: strace holds it until the job has ended."""
     job = JobDir.create(host.jobs_root, host.spec(*argv))
     threading.Thread(target=host.launcher.launch, args=(job,), daemon=True).start()
     return job
-
-
-def traced_calls(log: Path) -> list[str]:
-    return log.read_text(errors="replace").splitlines()
 
 
 @pytest.mark.root
@@ -64,7 +69,7 @@ def test_nothing_is_imported_once_the_claim_is_taken(host: Host) -> None:
     log = traced(host, "-e", "trace=openat,open,linkat,execve")
     job = host.start(b"arg", script=b"#!/bin/sh\necho CUDA out of memory; exit 1\n")
     assert host.wait_exit(job).oom == "cuda"
-    calls = traced_calls(log)
+    calls = joined_calls(log)
     linked = next(index for index, call in enumerate(calls) if "linkat(" in call)
     stdlib = os.path.dirname(os.__file__)
     before = [call for call in calls[:linked] if f'"{stdlib}' in call]
@@ -76,9 +81,10 @@ def test_nothing_is_imported_once_the_claim_is_taken(host: Host) -> None:
 
 
 def test_a_cancel_in_the_set_up_runs_nothing_of_the_user_s(host: Host) -> None:
-    traced(host, "-e", "trace=chdir", "-e", "inject=chdir:delay_enter=400000:when=1")
+    hold_up(host, "chdir", host.work, DELAY_S)
     job = begin(host, "touch", "ran")
-    host.wait(job.claim)
+    claim = host.wait(job.claim)
+    host.wait(lambda: supervisor.children_of(claim.pid) or None)
     assert job.started() is None
     host.cancel(job)
     end = host.wait_exit(job)
@@ -88,7 +94,7 @@ def test_a_cancel_in_the_set_up_runs_nothing_of_the_user_s(host: Host) -> None:
 
 
 def test_a_cancel_between_started_and_the_exec_is_a_cancel(host: Host) -> None:
-    traced(host, "-e", "trace=execve", "-e", "inject=execve:delay_enter=400000:when=1")
+    hold_up(host, "execve", "/bin/sh", DELAY_S)
     job = begin(host, "/bin/sh", "-c", "touch ran")
     host.wait(job.started)
     host.cancel(job)
@@ -98,15 +104,15 @@ def test_a_cancel_between_started_and_the_exec_is_a_cancel(host: Host) -> None:
 
 
 def test_a_signal_ordered_before_the_exec_waits_for_it(host: Host) -> None:
-    traced(host, "-e", "trace=execve", "-e", "inject=execve:delay_enter=400000:when=1")
-    job = begin(host, "sleep", "60")
-    host.wait(job.started)
-    ordered_at_s = time.time()
+    log = hold_up(host, "execve", "/bin/sleep", DELAY_S)
+    job = begin(host, "/bin/sleep", "600")
+    started = host.wait(job.started)
     host.order(job, Orders(signals=((1, signal.SIGUSR1),)))
     end = host.wait_exit(job)
     # The sleep dies of it, and not the child before it became the sleep.
     assert (end.signal, end.cause) == (signal.SIGUSR1, "signal")
-    assert end.at_s - ordered_at_s > 0.2
+    (call,) = [call for call in joined_calls(log) if call.startswith(f"{started.pid} execve")]
+    assert re.search(r"= 0\b", call)
 
 
 POINTS = [
@@ -175,12 +181,11 @@ def _recovered(host: Host, job: JobDir) -> Recovery:
 def test_ends_are_written_when_the_disk_takes_them_again(host: Host, error: str) -> None:
     """The first two fsyncs after the gate fail: held and tried again, `ended` before `exit`."""
     traced(host, "-e", "trace=fsync", "-e", f"inject=fsync:error={error}:when=5..6")
-    begun_s = time.time()
     job = host.sh("exit 3")
-    end = host.wait_exit(job)
-    assert end.code == 3
-    assert job.ended() is not None
-    assert end.at_s - begun_s < 10
+    end, ended = host.wait_exit(job), job.ended()
+    assert ended is not None
+    assert (end.code, ended.code) == (3, 3)
+    assert end.at_s == ended.at_s <= end.finished_at_s
 
 
 @pytest.mark.parametrize("error", ["ENOSPC", "EIO"])
@@ -201,7 +206,7 @@ def test_no_path_of_the_user_s_is_touched_before_the_fork(host: Host) -> None:
     host.wait_exit(job)
     host.wait_dead(job)
     lines = [
-        line for line in traced_calls(log) if str(host.work) in line or f"out.{job.job_id}" in line
+        line for line in joined_calls(log) if str(host.work) in line or f"out.{job.job_id}" in line
     ]
     touching = {re.match(r"\d+", line)[0] for line in lines}  # type: ignore[index]
     started = job.started()
@@ -210,13 +215,13 @@ def test_no_path_of_the_user_s_is_touched_before_the_fork(host: Host) -> None:
 
 
 def test_a_set_up_that_hangs_is_ended_at_its_deadline(host: Host) -> None:
-    """With a deadline of 0.3 s for 30, and a directory that takes a second to enter."""
+    """With a deadline of 2 s for 30, and a directory that takes twice that to enter."""
     place = os.path.dirname(supervisor.__file__)
     short = (
         f"import sys; sys.path.insert(0, '{place}'); import supervisor; "
-        "supervisor.SETUP_DEADLINE_S = 0.3; sys.exit(supervisor.main(sys.argv[2:]))"
+        "supervisor.SETUP_DEADLINE_S = 2.0; sys.exit(supervisor.main(sys.argv[2:]))"
     )
-    inject = "-e trace=chdir -e inject=chdir:delay_enter=1000000:when=1"
+    inject = f"-P {host.work} -e trace=chdir -e inject=chdir:delay_enter=4000000:when=1"
     wrapper = host.root / "python"
     wrapper.write_text(
         "#!/bin/sh\nshift 2; "
@@ -227,5 +232,5 @@ def test_a_set_up_that_hangs_is_ended_at_its_deadline(host: Host) -> None:
     job = begin(host, "touch", "ran")
     end = host.wait_exit(job)
     assert (end.code, end.signal, end.cause) == (None, None, "setup")
-    assert f"set-up took more than 0 s (at: directory {host.work})" in str(end.reason)
+    assert f"set-up took more than 2 s (at: directory {host.work})" in str(end.reason)
     assert job.started() is None

@@ -20,7 +20,7 @@ from gpuschedd import supervisor
 from gpuschedd.job_dir import Cancel, Exit, JobDir, Orders, Spec
 from gpuschedd.launcher import DirectLauncher
 
-DEADLINE_S = 15.0
+DEADLINE_S = 60.0
 T = TypeVar("T")
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.daemon import until
 from tests.support.host import USERS, Host
+from tests.support.traces import joined_calls
 
 pytestmark = [pytest.mark.root, pytest.mark.systemd]
 
@@ -40,7 +41,7 @@ def _fingerprint(host: Host) -> str:
 def test_a_log_reaches_as_far_as_its_owner_s_rights(host: Host, make: str, words: str) -> None:
     before = _fingerprint(host)
     host.box.run("sh", "-c", f"cd /home/alice && rm -rf log && {make}", user="alice")
-    job = host.wait(host.sh("alice", "echo hello", output="log"), timeout_s=15)
+    job = host.wait(host.sh("alice", "echo hello", output="log"))
     host.box.run("rm", "-rf", "/home/alice/log")
     assert (job.state, job.cause) == ("FAILED", "setup")
     assert words in str(job.cause_detail)
@@ -134,17 +135,10 @@ def _touches(log: Path, uid: int) -> tuple[set[str], list[str]]:
     """
     dropped: set[str] = set()
     roots: list[str] = []
-    begun: dict[str, str] = {}
-    with log.open(errors="replace") as lines:
-        for line in lines:
-            pid, call = line.split(None, 1)
-            if call.rstrip().endswith("<unfinished ...>"):
-                begun[pid] = call.split(" <unfinished")[0]
-                continue
-            if call.startswith("<... "):
-                call = begun.pop(pid, "") + call.split("resumed>", 1)[-1]
-            if re.match(rf"setresuid\({uid}, {uid}, {uid}\) += 0", call):
-                dropped.add(pid)
-            elif pid not in dropped and ("/home/alice" in call or "gsub-" in call):
-                roots.append(line)
+    for line in joined_calls(log):
+        pid, call = line.split(None, 1)
+        if re.match(rf"setresuid\({uid}, {uid}, {uid}\) += 0", call):
+            dropped.add(pid)
+        elif pid not in dropped and ("/home/alice" in call or "gsub-" in call):
+            roots.append(line)
     return dropped, roots
