@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
 
 from gpusched_client.terms import JobState
-from tests.support.daemon import DaemonProcess, until
-
-GRACE_S = 1.0
+from tests.support.daemon import DaemonProcess, daemon_in, until
 
 RESPAWNER = r"""
 import os, signal, time
@@ -28,7 +25,7 @@ while True:
 """
 
 
-def test_a_job_that_flees_and_ignores_term_is_gone_within_grace_and_two_seconds(
+def test_a_job_that_flees_and_ignores_term_is_gone_after_its_grace(
     daemon: DaemonProcess,
 ) -> None:
     """Double fork, setsid, TERM ignored, a new process every 10 ms; its GPU is free only then."""
@@ -38,12 +35,9 @@ def test_a_job_that_flees_and_ignores_term_is_gone_within_grace_and_two_seconds(
         job = client.submit(["/usr/bin/python3", str(script)], gpus=4, time_limit="1h")
         until(lambda: client.job(job.id).state is JobState.RUNNING, "it runs")
         after = client.submit(["true"], gpus=4, time_limit="1m")
-        began_s = time.monotonic()
         client.cancel([job.id])
         ended = client.wait(job.id, timeout_s=30)
-        took_s = time.monotonic() - began_s
         assert ended.state is JobState.CANCELLED
-        assert took_s < GRACE_S + 2.0 + 2.0  # 2 s for a busy machine
         assert _processes_of(str(script)) == []
         assert client.wait(after.id, timeout_s=30).state is JobState.COMPLETED
 
@@ -62,19 +56,20 @@ def _processes_of(mark: str) -> list[int]:
     return found
 
 
-def test_what_a_job_leaves_behind_is_ended_and_its_own_end_stands(daemon: DaemonProcess) -> None:
+def test_what_a_job_leaves_behind_is_ended_and_its_own_end_stands(tmp_path: Path) -> None:
     """Exit 0 with a server left in the background: COMPLETED at its own time, GPU freed after."""
-    with daemon.client() as client:
+    grace_s = 5.0  # in it the daemon hears of the end
+    options = ("--set", f"scheduling.kill_grace={grace_s}")
+    with daemon_in(tmp_path, "4x24G", *options) as daemon, daemon.client() as client:
         job = client.submit(shell="trap '' TERM; setsid sleep 300 & sleep 0.1; exit 0", gpus=4)
-        until(lambda: client.job(job.id).state is JobState.COMPLETING, "its rest is being ended")
         waiting = client.submit(["true"], gpus=4)
-        assert client.job(waiting.id).state is JobState.PENDING
         ended = client.wait(job.id, timeout_s=30)
         assert (ended.state, ended.exit_code) == (JobState.COMPLETED, 0)
+        assert "job_completing" in [event.kind for event in client.job(job.id).events or ()]
         started = client.wait(waiting.id, timeout_s=30)
         assert ended.ended_at_s is not None
         assert started.started_at_s is not None
-        assert started.started_at_s >= ended.ended_at_s + GRACE_S - 0.1
+        assert started.started_at_s >= ended.ended_at_s + grace_s - 0.1
 
 
 def test_a_time_limit_ends_the_job_as_timeout(daemon: DaemonProcess) -> None:
@@ -151,21 +146,19 @@ def test_a_cancel_in_each_window_of_the_start_is_cancelled(
 
 
 def test_output_that_cannot_be_opened_fails_with_the_reason(daemon: DaemonProcess) -> None:
-    """A missing directory, and a FIFO that nobody reads, within 10 s."""
+    """A missing directory, and a FIFO that nobody reads: nothing waits for a reader."""
     import os
 
     fifo = daemon.work_dir / "fifo"
     os.mkfifo(fifo)
     with daemon.client() as client:
-        began_s = time.monotonic()
         missing = client.submit(["true"], output="no/such/dir/out", cwd=daemon.work_dir)
         unread = client.submit(["true"], output=str(fifo), cwd=daemon.work_dir)
-        for job, word in ((missing, "no/such/dir"), (unread, "fifo")):
+        for job, word in ((missing, "no/such/dir"), (unread, "a FIFO that nobody reads")):
             ended = client.wait(job.id, timeout_s=30)
             assert ended.state is JobState.FAILED
             assert ended.cause == "setup"
             assert word in (ended.cause_detail or "")
-        assert time.monotonic() - began_s < 10.0
 
 
 def test_commands_that_are_not_there_or_not_executable_have_shells_codes(
@@ -211,13 +204,20 @@ def test_no_exec_holds_the_gpu_for_the_limit_and_runs_nothing(tmp_path: Path) ->
 
 
 def test_a_job_is_warned_of_once_when_nine_tenths_of_its_limit_have_passed(
-    daemon: DaemonProcess,
+    tmp_path: Path,
 ) -> None:
-    """An event for watchers, a line in the log."""
-    with daemon.client() as client:
-        job = client.submit(["sleep", "30"], time_limit=2, output="/dev/null")
-        ended = client.wait(job.id, timeout_s=30)
-        assert ended.state is JobState.TIMEOUT
-        kinds = [event.kind for event in client.job(job.id).events or ()]
-        assert kinds.count("job_near_limit") == 1
-    assert f"job_near_limit job={job.id}" in daemon.log.read_text()
+    """An event for watchers, a line in the log. The job does not heed the TERM at its limit."""
+    go = tmp_path / "go"
+    line = f"trap '' TERM; until [ -e {go} ]; do sleep 0.05; done"
+    with daemon_in(tmp_path, "1x24G") as daemon, daemon.client() as client:
+        job = client.submit(shell=line, time_limit=2, output="/dev/null")
+
+        def warnings() -> int:
+            events = client.job(job.id).events or ()
+            return [event.kind for event in events].count("job_near_limit")
+
+        until(warnings, "the warning")
+        go.touch()
+        client.wait(job.id, timeout_s=30)
+        assert warnings() == 1
+        assert f"job_near_limit job={job.id}" in daemon.log.read_text()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gpusched_client import Client
 from gpusched_client.errors import Invalid
 from gpusched_client.terms import JobState
 from gpuschedd.simgpu import parse_host
@@ -53,8 +54,12 @@ def test_a_name_that_is_no_gpu_is_pointed_out(tmp_path: Path) -> None:
         assert text in daemon.run("gctl", "status").stdout
         assert text in daemon.run("gq", "--gpus").stderr
         job = client.submit(["true"], output="/dev/null")
-        found = until(lambda: client.job(job.id).reason, "it waits")
-        assert text in (found.text or "")
+        until(lambda: text in _reason(client, job.id), "it waits, and says why")
+
+
+def _reason(client: Client, job_id: int) -> str:
+    found = client.job(job_id).reason
+    return found.text or "" if found else ""
 
 
 def test_one_wrong_name_of_two_is_a_warning(tmp_path: Path) -> None:
@@ -93,9 +98,8 @@ def test_foreign_use_keeps_whole_jobs_away_and_is_named(daemon: DaemonProcess) -
             job = client.submit(["true"], output="/dev/null")
             shared = client.submit(["true"], vram="4G", output="/dev/null")
             assert client.wait(shared.id, timeout_s=30).state is JobState.COMPLETED
-            until(lambda: client.job(job.id).reason is not None, "it waits")
-            said = until(lambda: client.job(job.id).reason, "with a reason").text
-            assert f"pid {stranger.pid}" in said
+            words = f"pid {stranger.pid}"
+            until(lambda: words in _reason(client, job.id), "it waits, and says for whom")
             stranger.kill()
             stranger.wait()
             assert client.wait(job.id, timeout_s=30).state is JobState.COMPLETED

@@ -7,7 +7,7 @@ import select
 import time
 from pathlib import Path
 
-from tests.support.daemon import DaemonProcess
+from tests.support.daemon import DaemonProcess, until
 
 LOOK_S = 5.0
 SAMPLE_S = 1.0
@@ -35,11 +35,13 @@ def test_an_idle_daemon_wakes_only_for_the_gpu_sample(daemon: DaemonProcess) -> 
         client.wait(job.id, timeout_s=30)
     assert daemon.process is not None
     pid = daemon.process.pid
-    select.select([], [], [], 2.0)  # what the job's end has set off
-    switches, cpu_s, began_s = _switches(pid), _cpu_s(pid), time.monotonic()
-    select.select([], [], [], LOOK_S)
-    took_s = time.monotonic() - began_s
-    woken, busy_s = _switches(pid) - switches, _cpu_s(pid) - cpu_s
-    print(f"{woken} switches and {busy_s:.3f} s of CPU in {took_s:.1f} s")
-    assert woken <= 12 * (took_s / SAMPLE_S + 1)
-    assert busy_s <= 0.05 * took_s
+
+    def sleeps() -> bool:
+        switches, cpu_s, began_s = _switches(pid), _cpu_s(pid), time.monotonic()
+        select.select([], [], [], LOOK_S)
+        took_s = time.monotonic() - began_s
+        woken, busy_s = _switches(pid) - switches, _cpu_s(pid) - cpu_s
+        print(f"{woken} switches and {busy_s:.3f} s of CPU in {took_s:.1f} s")
+        return woken <= 12 * (took_s / SAMPLE_S + 1) and busy_s <= 0.05 * took_s
+
+    until(sleeps, "what the job's end has set off is over, and it sleeps")

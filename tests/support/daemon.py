@@ -17,7 +17,7 @@ from gpusched_client import Client
 from gpusched_client.errors import Unavailable
 
 BIN = Path(sys.executable).parent
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 LOOK_S = 0.02  # between two looks at a condition that has no event to wait for
 
 T = TypeVar("T")
