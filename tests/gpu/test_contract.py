@@ -15,6 +15,7 @@ import pytest
 from gpusched_client.terms import GpuUuid
 from gpuschedd.gpus import GpuProcess, Sample
 from gpuschedd.simgpu import UUID_PREFIX, SimulatedGpus
+from tests.support.daemon import DEADLINE_S
 from tests.support.fake_nvml.driver import FakeDriver, uuid_of
 from tests.support.gpus import Source
 
@@ -43,7 +44,7 @@ class Rig:
 
     def until(self, uuid: GpuUuid, used: int) -> Sample:
         """A sample in which so much is in use."""
-        end_s = time.monotonic() + 10.0
+        end_s = time.monotonic() + DEADLINE_S
         while True:
             sample = self.source.sample(fresh_uuids=frozenset({uuid}))
             found = next(reading for reading in sample.readings if reading.uuid == uuid)

@@ -254,8 +254,8 @@ def test_an_unbalanced_init_is_undone_before_ours_13() -> None:
 def test_an_init_that_hangs_is_ended_by_its_deadline_14(driver: FakeDriver, gpus: Open) -> None:
     """A driver bug of its own; the next try may work."""
     driver.add("hang nvmlInitWithFlags *")
-    source = gpus(open_deadline_s=2.0)
-    with pytest.raises(GpuSourceDown, match=r"did not answer within 2 s in nvmlInit"):
+    source = gpus(open_deadline_s=5.0)
+    with pytest.raises(GpuSourceDown, match=r"did not answer within 5 s in nvmlInit"):
         source.sample()
     driver.remove("hang")
     wait_for_backoff(source)
@@ -277,7 +277,7 @@ def test_one_thread_calls_the_driver_and_shuts_it_down_15(gpus: Open) -> None:
     tasks = list(Path(f"/proc/{process.pid}/task").iterdir())
     assert len(tasks) == 1
     source.run(source.source.release())
-    assert process.wait(5) == 0
+    assert process.wait(60) == 0
 
 
 @pytest.mark.parametrize(

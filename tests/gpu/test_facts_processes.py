@@ -262,10 +262,19 @@ def test_utilization_of_processes_is_asked_every_two_seconds_at_most_45(
     source = gpus()
     busy = frozenset({UUID})
     first = source.sample(busy_uuids=busy)  # type: ignore[arg-type]
-    again = source.sample(busy_uuids=busy)  # type: ignore[arg-type]
     assert first.readings[0].process_utilization
-    assert not again.readings[0].process_utilization
-    assert again.calls < first.calls
+
+    def soon_again() -> bool:
+        began_s = time.monotonic()
+        source.sample(busy_uuids=busy)  # type: ignore[arg-type]
+        again = source.sample(busy_uuids=busy)  # type: ignore[arg-type]
+        if time.monotonic() - began_s >= nvml_driver.UTILIZATION_EVERY_S:
+            return False  # the host was too slow for it to be soon
+        assert not again.readings[0].process_utilization
+        assert again.calls < first.calls
+        return True
+
+    until(soon_again, "two sweeps within two seconds")
 
 
 def test_displays_and_ignored_processes_leave_a_gpu_idle(judge: Judge) -> None:

@@ -1,8 +1,9 @@
 """A job for the stand-in driver: a real process that holds GPU memory, as a training job does.
 
-`python claim.py --vram 8192 [--ramp S] [--hold S] [--spike MIB] [--oom-once FILE] [--code N]`,
-sizes in MiB. It claims on the GPUs that it was given; what does not fit fails with PyTorch's words.
-Stays free of the repository's own code, since it stands for a user's program.
+`python claim.py --vram 8192 [--ramp S] [--hold S] [--until FILE] [--spike MIB] [--oom-once FILE]
+[--code N]`, sizes in MiB. It claims on the GPUs that it was given; what does not fit fails with
+PyTorch's words. It holds for so long, and then until the file is there. Stays free of the
+repository's own code, since it stands for a user's program.
 """
 
 from __future__ import annotations
@@ -78,6 +79,7 @@ def main() -> None:
     parser.add_argument("--vram", type=int, default=1024)
     parser.add_argument("--ramp", type=float, default=0.0)
     parser.add_argument("--hold", type=float, default=1.0)
+    parser.add_argument("--until", type=Path)
     parser.add_argument("--spike", type=int)
     parser.add_argument("--oom-once")
     parser.add_argument("--code", type=int, default=0)
@@ -101,6 +103,8 @@ def main() -> None:
         time.sleep(0.1)
         memory.hold(size)
     time.sleep(options.hold)
+    while options.until is not None and not options.until.exists():
+        time.sleep(0.02)
     if options.signal is not None:
         os.kill(os.getpid(), options.signal)
     sys.exit(options.code)
