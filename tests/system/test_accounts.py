@@ -89,20 +89,20 @@ def test_limits_hold_jobs_back_with_the_reason(host: Host) -> None:
     bob = [host.sh("bob", "sleep 60", gpus=1) for _ in range(2)]
     for job_id in (*alice[:2], bob[0]):
         host.until_state(job_id, "RUNNING")
-    for job_id in (alice[2], bob[1]):
+
+    def reason(job_id: int) -> str | None:
         job = host.job(job_id)
-        assert job.state == "PENDING"
-        assert job.reason is not None
-        assert job.reason.code == "UserLimit", job.reason
+        return job.reason.code if job.state == "PENDING" and job.reason else None
+
+    for job_id in (alice[2], bob[1]):
+        until(lambda job_id=job_id: reason(job_id) == "UserLimit", "the limit holds it back")
     host.sh("bob", "true")
     with pytest.raises(LimitReached, match="the limit is 3"):
         host.sh("bob", "true")
 
 
 def test_who_may_submit_is_the_configuration_s_word(host: Host) -> None:
-    waiting = host.sh("bob", "true", gpus=4, hold=False)
-    blocking = host.sh("alice", "sleep 60", gpus=4)
-    del blocking
+    host.until_state(host.sh("alice", "sleep 600", gpus=4), "RUNNING")
     jobs = '[jobs]\nusers = ["alice", "@operators"]\n'
     later = host.sh("bob", "true", gpus=4)
     host.box.disk("/etc/gpuschedd/config.toml").write_text(f'simulate = "4x24G"\n{jobs}')
@@ -117,7 +117,6 @@ def test_who_may_submit_is_the_configuration_s_word(host: Host) -> None:
     host.sh("carol", "true")
     host.reconfigure("")
     until(lambda: not host.job(later).hold, "it is released with the old configuration")
-    del waiting
 
 
 def test_members_of_the_admin_group_administer(host: Host) -> None:

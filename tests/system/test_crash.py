@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import time
 from pathlib import Path
 
 import pytest
@@ -113,7 +112,6 @@ def test_a_venv_replaced_under_running_supervisors_costs_no_record(host: Host) -
 
 def test_no_client_s_call_fails_across_restarts(host: Host) -> None:
     """A warm client and new ones, without pause, while the daemon restarts five times."""
-    ready = time.monotonic()
     pid = os.fork()
     if pid == 0:
         os._exit(_call_without_pause(host))
@@ -122,7 +120,6 @@ def test_no_client_s_call_fails_across_restarts(host: Host) -> None:
     (host.home("alice") / "began").touch()
     _, status = os.waitpid(pid, 0)
     assert os.waitstatus_to_exitcode(status) == 0
-    assert time.monotonic() - ready < 60
 
 
 def _call_without_pause(host: Host) -> int:

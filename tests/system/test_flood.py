@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from benchmarks.many_users import flood, queue_up, turn_of_bob
@@ -12,20 +10,15 @@ from tests.support.host import Host
 pytestmark = [pytest.mark.root, pytest.mark.systemd]
 
 QUEUED, CONNECTIONS, STALLED = 2_000, 2_000, 50
-SLOWEST_S = 5.0
 
 
 def test_bob_is_served_and_his_job_starts_beside_alice_s_flood(host: Host) -> None:
     """What it costs him is in benchmarks/many_users.py; here it is that he is not shut out."""
     queue_up(host, QUEUED)
-    slowest_s = 0.0
     with flood(host, CONNECTIONS, STALLED):
         for _ in range(20):
-            began_s = time.monotonic()
             with host.client("bob") as bob:  # a new connection each time
                 bob.hello()
                 bob.jobs(users=["bob"], limit=20)
-            slowest_s = max(slowest_s, time.monotonic() - began_s)
         turn = turn_of_bob(host)
-    assert slowest_s < SLOWEST_S
     assert turn["position"] <= 1  # before all of hers

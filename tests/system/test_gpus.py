@@ -64,7 +64,7 @@ def driver(host: Host, tmp_path: Path) -> Iterator[FakeDriver]:
 
 def test_the_driver_is_asked_from_within_the_sandbox(host: Host, driver: FakeDriver) -> None:
     del driver
-    gpus = host.admin(lambda client: client.gpus())
+    gpus = until(lambda: host.admin(lambda client: client.gpus()), "the driver has answered")
     assert [(gpu.index, gpu.model, gpu.state) for gpu in gpus] == [
         (0, "NVIDIA Fake 48G", "ok"),
         (1, "NVIDIA Fake 48G", "ok"),
