@@ -182,6 +182,7 @@ class ServerConnection(asyncio.Protocol):
         self._paused = False
         self._is_dead = False  # takes nothing more: the boundaries of its messages are lost
         self._is_at_end = False  # the client sends nothing more
+        self._has_lingered = False
         self._waiting: list[framing.Incoming] = []
         self._not_before: asyncio.TimerHandle | None = None  # its user asks too much
 
@@ -310,7 +311,7 @@ class ServerConnection(asyncio.Protocol):
         assert self._transport is not None
         if self._tasks or self._waiting or self._transport.is_closing():
             return
-        if self._is_at_end:
+        if self._is_at_end or self._has_lingered:
             self.close()
         elif self._is_dead and self._transport.can_write_eof():
             self._transport.write_eof()
@@ -318,13 +319,21 @@ class ServerConnection(asyncio.Protocol):
     def _close_after_linger(self) -> None:
         """Take and drop what is still being sent, so that the client gets to read the error.
 
-        Requests from before the flaw are answered in that time.
+        Requests from before the flaw are answered all the same, however slow the disk is.
         """
         self._is_dead = True
         self._end_when_done()
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(LINGER_S, self.close)
+        self._timer = asyncio.get_running_loop().call_later(LINGER_S, self._end_linger)
+
+    def _end_linger(self) -> None:
+        self._has_lingered = True
+        self._end_when_done()
+        if self._tasks:  # a `wait` among them may be answered never
+            self._timer = asyncio.get_running_loop().call_later(WHOLE_REQUEST_S, self.close)
+        else:
+            self.close()
 
     # --- sending ------------------------------------------------------------------------------
 

@@ -71,7 +71,7 @@ class Story:
         was_killed = process.poll() is not None
         if not was_killed:
             # The point lies in the orderly stop, or nowhere.
-            _end_traced(daemon)
+            daemon.end_traced()
             was_killed = process.returncode not in (0, None)
             daemon.start()
         self._check(finished, cancelled)
@@ -124,17 +124,6 @@ class Story:
         runs = Counter(word.split(".")[0] for word in self.record.read_text().split())
         assert runs[str(finished)] == 1, self.point
         assert runs[str(cancelled)] <= 1, self.point
-
-
-def _end_traced(daemon: DaemonProcess) -> None:
-    """Stop the daemon beneath strace, which itself must not be killed first."""
-    import signal
-
-    assert daemon.process is not None
-    children = Path(f"/proc/{daemon.process.pid}/task/{daemon.process.pid}/children")
-    for pid in children.read_text().split():
-        os.kill(int(pid), signal.SIGTERM)
-    daemon.process.wait(30)
 
 
 def _points(is_soak: bool) -> Iterator[list[tuple[str, int]]]:

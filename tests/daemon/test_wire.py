@@ -180,15 +180,33 @@ def test_what_was_asked_before_a_broken_message_is_answered(daemon: DaemonProces
     assert "Traceback" not in daemon.log.read_text()
 
 
+@pytest.mark.tool("strace")
+def test_it_is_answered_also_where_the_disk_takes_its_time(tmp_path: Path) -> None:
+    """The commit takes longer than the connection lingers for its error to be read."""
+    daemon = DaemonProcess(tmp_path, "1x24G").start()
+    daemon.stop()
+    daemon.wrapper = [
+        *("strace", "-f", "-b", "execve", "-qq", "-o", "/dev/null", "-e", "trace=fdatasync"),
+        *("-e", "inject=fdatasync:delay_enter=2000000"),
+    ]
+    process = daemon.start().process
+    assert process is not None
+    with raw(daemon) as connected:
+        held = {**JOB, "hold": True}
+        connected.sendall(msgpack.packb([0, 1, "submit", [{"jobs": [held]}]]) + b"\xc1")
+        replies = all_of(connected)
+    assert replies[1][3]["job_ids"] == [1]
+    daemon.end_traced()
+
+
 def test_all_that_was_asked_before_a_half_close_is_answered(daemon: DaemonProcess) -> None:
     """More requests than are taken at once, then no more: all replies, then the end."""
     with raw(daemon) as connected:
         connected.sendall(b"".join(msgpack.packb([0, n, "hello", []]) for n in range(300)))
         connected.shutdown(socket.SHUT_WR)
         began_s = time.monotonic()
-        replies = all_of(connected)
-        assert sorted(replies) == list(range(300))
-        assert time.monotonic() - began_s < 10.0
+        assert sorted(all_of(connected)) == list(range(300))
+        assert time.monotonic() - began_s < 45.0  # not by the cut of who is idle for 60 s
 
 
 def test_a_retry_may_write_its_maps_in_another_order(daemon: DaemonProcess) -> None:

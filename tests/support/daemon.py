@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -111,6 +112,15 @@ class DaemonProcess:
         assert self.process is not None
         self.process.send_signal(number)
         return self.process.wait(DEADLINE_S)
+
+    def end_traced(self) -> None:
+        """Stop the daemon beneath strace, which itself must not be killed first."""
+        assert self.process is not None
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        for pid in children.read_text().split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGTERM)
+        self.process.wait(DEADLINE_S)
 
     def log_tail(self) -> str:
         """The end of its log, for messages."""
