@@ -142,10 +142,17 @@ class Runner:
     # --- hints --------------------------------------------------------------------------------
 
     def open_hints(self, path: Path) -> None:
-        """Listen for "ID.ATTEMPT" datagrams: only a wake-up, so what does not read is dropped."""
+        """Listen for "ID.ATTEMPT" datagrams: only a wake-up, so what does not read is dropped.
+
+        Bound over its directory: the path of the state may be longer than a socket's address.
+        """
         path.unlink(missing_ok=True)
         hints = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-        hints.bind(os.fspath(path))
+        directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            hints.bind(f"/proc/self/fd/{directory}/{path.name}")
+        finally:
+            os.close(directory)
         os.chmod(path, 0o600)
         asyncio.get_running_loop().add_reader(hints, self._take_hints, hints)
         self._hints = hints

@@ -221,3 +221,17 @@ def test_a_job_is_warned_of_once_when_nine_tenths_of_its_limit_have_passed(
         client.wait(job.id, timeout_s=30)
         assert warnings() == 1
         assert f"job_near_limit job={job.id}" in daemon.log.read_text()
+
+
+def test_a_state_directory_may_have_a_longer_path_than_a_socket(tmp_path: Path) -> None:
+    """Its jobs are seen to start, which nothing but a hint tells."""
+    place = tmp_path / ("long" * 30)
+    daemon = DaemonProcess(place, "1x24G")
+    daemon.socket = tmp_path / "s.sock"
+    daemon.start()
+    with daemon.client() as client:
+        job = client.submit(["sleep", "600"], cwd=daemon.work_dir)
+        until(lambda: client.job(job.id).state is JobState.RUNNING, "it is seen to run")
+        client.cancel(job.id)
+        assert client.wait(job.id, timeout_s=30).state is JobState.CANCELLED
+    daemon.stop()
