@@ -53,7 +53,7 @@ def job_request(
     if isinstance(argv, (str, bytes)):
         raise Invalid(f"argv is {argv!r}; give a list of words, or use shell=", {"path": "argv"})
     request = JobRequest(
-        cwd=os.path.abspath(os.fsencode(cwd)) if cwd is not None else os.getcwdb(),
+        cwd=_directory(cwd),
         environment=_environment(environment),
         argv=None if argv is None else _words(argv),
         script=script.encode() if isinstance(script, str) else script,
@@ -78,6 +78,15 @@ def job_request(
     )
     # Read back what was built, so that a mistake is found here and with the field's name.
     return JobRequest.from_wire(request.to_wire(), "job")
+
+
+def _directory(given: Word | None) -> bytes:
+    """Where the job runs: `given`, or where this process is."""
+    try:
+        return os.getcwdb() if given is None else os.path.abspath(os.fsencode(given))
+    except FileNotFoundError:
+        problem = "the current directory does not exist any more; go to another, or name one"
+        raise Invalid(problem, {"path": "cwd"}) from None
 
 
 def _words(words: Sequence[Word]) -> tuple[bytes, ...]:

@@ -139,6 +139,19 @@ def test_the_name_is_legal_and_derived_from_the_command(
     assert sent(server)["name"] == name
 
 
+@pytest.mark.parametrize("options", [(), ("-D", "below")])
+def test_a_directory_that_was_removed_is_no_place_to_submit_from(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    outcome = run(cli, *options, "true")
+    assert (outcome.status, outcome.out) == (2, "")
+    assert outcome.err.startswith("gsub: the current directory does not exist any more")
+
+
 # --------------------------------------------------------------------------------- scripts
 
 
