@@ -279,7 +279,9 @@ class Actions:
             config.visible_devices,
             list(zip(uuids, numbers, strict=True)),
             has_slices=any(uuid in known and known[uuid].parent_uuid for uuid in uuids),
-            is_filtered=self._around.launch == "pid1" and bool(devices.gpu_nodes()),
+            is_filtered=self._around.launch == "pid1"
+            and bool(devices.gpu_nodes())
+            and all(uuid in known and known[uuid].minor is not None for uuid in uuids),
         )
         return jobenv.Given(
             job_id=job.job_id,

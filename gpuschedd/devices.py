@@ -44,17 +44,18 @@ def allowed(
     proc_devices: Path = PROC_DEVICES,
     mig_minors: Path = MIG_MINORS,
 ) -> tuple[str, ...] | None:
-    """DeviceAllow values for a job that was granted these GPUs; None: there is nothing to filter.
+    """DeviceAllow values for a job that was granted these GPUs; None: there is nothing to filter,
+    or nothing to filter by, since a driver names no minor.
 
     Whole groups of /proc/devices but those that hold GPU nodes; by its path every other node of
     these, and every node of no group: a driver's module may be loaded later. Of the rights to
     slices only `capabilities`, the nodes of the granted ones: the GPU's own node is the same for
     all its slices. Raises DeviceMissing.
     """
-    gpus = gpu_nodes(dev)
-    if not gpus:
+    gpus, numbers = gpu_nodes(dev), tuple(minors)
+    if not gpus or None in numbers:
         return None
-    granted = [_node_of(minor, gpus) for minor in minors]
+    granted = [_node_of(minor, gpus) for minor in numbers if minor is not None]
     own = tuple(capabilities)
     granted += [_capability(Path(node)) for node in own]
     kinds = {_kind(path.stat()) for path in gpus.values()}
@@ -97,9 +98,7 @@ def _capability(path: Path) -> Path:
     return path
 
 
-def _node_of(minor: int | None, gpus: dict[int, Path]) -> Path:
-    if minor is None:
-        raise DeviceMissing("the driver names no device minor for a granted GPU")
+def _node_of(minor: int, gpus: dict[int, Path]) -> Path:
     if minor not in gpus:
         raise DeviceMissing(
             f"/dev/nvidia{minor} does not exist; `nvidia-smi` or nvidia-modprobe makes it"

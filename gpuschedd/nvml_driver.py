@@ -7,6 +7,7 @@ placement is judged in the daemon. Must not import pynvml, nor decide whether a 
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -216,7 +217,7 @@ class Driver:
         model = str(name) if name is not None else "unknown"
         device.pci = lib.ask("nvmlDeviceGetPciInfo", handle)
         numa_memory = lib.ask("nvmlDeviceGetNumaNodeId", handle)
-        minor = lib.ask("nvmlDeviceGetMinorNumber", handle)
+        minor = self._minor(device)
         mode = lib.ask("nvmlDeviceGetComputeMode", handle)
         self._measure(device, model, request.get("integrated_models", ()))
         if lib.ask("nvmlDeviceGetPersistenceMode", handle) == 0:
@@ -240,6 +241,21 @@ class Driver:
             "cpus": nvml_topology.cpus(lib, handle),
             "device_nodes": [] if minor is None else [f"/dev/nvidia{minor}"],
         }
+
+    def _minor(self, device: Device) -> int | None:
+        """N of /dev/nvidiaN: the kernel module tells it too, where the library does not."""
+        told = self._lib.ask("nvmlDeviceGetMinorNumber", device.handle)
+        if told is not None:
+            return int(told)
+        bus_id = (_text(getattr(device.pci, "busId", None)) or "").lower()
+        for name in (bus_id, bus_id[4:]):  # the library writes four digits more
+            try:
+                text = (self._proc / "driver/nvidia/gpus" / name / "information").read_text()
+            except OSError:
+                continue
+            found = re.search(r"^Device Minor:\s*(\d+)$", text, re.MULTILINE)
+            return int(found[1]) if found else None
+        return None
 
     def _measure(self, device: Device, model: str, integrated: Iterable[str]) -> None:
         """Total and reserve. Parts that share the host's memory have the host's figures."""
@@ -315,7 +331,7 @@ class Driver:
         """A GPU in MIG mode is its slices; holes in the numbering are normal."""
         lib = self._lib
         count = lib.ask("nvmlDeviceGetMaxMigDeviceCount", parent.handle) or 0
-        minor = lib.ask("nvmlDeviceGetMinorNumber", parent.handle)
+        minor = self._minor(parent)
         minors = self._mig_minors(minor)
         found = []
         for slot in range(count):

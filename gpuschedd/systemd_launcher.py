@@ -56,7 +56,7 @@ class SystemdLauncher(DirectLauncher):
         super().__init__(python)
         self._supervisor = [python, "-I", "-S", supervisor.__file__]
         self._run, self._control = run, control
-        self._warned = False
+        self._warned: set[str] = set()
 
     def launch(self, job_dir: JobDir, bounds: Bounds = NO_BOUNDS) -> None:
         """Returns once PID 1 has executed the supervisor; the claim comes a moment later."""
@@ -91,16 +91,17 @@ class SystemdLauncher(DirectLauncher):
         except (OSError, devices.DeviceMissing) as error:
             raise LaunchFailed(str(error)) from error
         if found is None:
-            self._warn_once()
+            what = "no minor of a GPU is known" if None in bounds.minors else "no /dev/nvidia* here"
+            self._warn_once(what)
             return
         yield "DevicePolicy=closed"
         for value in found:
             yield f"DeviceAllow={value}"
 
-    def _warn_once(self) -> None:
-        if not self._warned:
-            self._warned = True
-            log.warning("no_gpu_nodes text=no /dev/nvidia* here, jobs start without device filter")
+    def _warn_once(self, what: str) -> None:
+        if what not in self._warned:
+            self._warned.add(what)
+            log.warning("no_device_filter text=%s: jobs start without device filter", what)
 
     def stop(self, claim: Claim) -> None:
         """TERM, and after TimeoutStopSec KILL for all of the unit; PID 1 sees to it."""

@@ -132,5 +132,9 @@ def test_a_granted_gpu_without_node_or_number_is_an_error(dev: Path, node: MakeN
     node("nvidia0", 195, 0)
     with pytest.raises(devices.DeviceMissing, match="/dev/nvidia7 does not exist"):
         allowed(dev, 0, 7)
-    with pytest.raises(devices.DeviceMissing, match="no device minor"):
-        allowed(dev, None)
+
+
+def test_a_gpu_whose_number_nobody_knows_cannot_be_filtered(dev: Path, node: MakeNode) -> None:
+    """Its jobs run without a filter, rather than never."""
+    node("nvidia0", 195, 0)
+    assert allowed(dev, None) is None

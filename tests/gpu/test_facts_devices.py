@@ -52,6 +52,16 @@ def test_without_a_minor_there_is_nothing_to_filter_by_18(driver: FakeDriver, gp
     assert (info.minor, info.device_nodes) == (None, ())
 
 
+def test_a_minor_that_the_library_does_not_tell_is_the_kernel_module_s_18(
+    driver: FakeDriver, gpus: Open, tmp_path: Path
+) -> None:
+    driver.gpu(0, minor=-1)
+    about = tmp_path / "driver/nvidia/gpus/0000:10:00.0/information"
+    about.parent.mkdir(parents=True)
+    about.write_text("Model: \t\t NVIDIA Fake\nDevice Minor: \t 3\nGPU Excluded:\t No\n")
+    assert gpus(proc=tmp_path).info().minor == 3
+
+
 def test_uuids_may_be_shortened_by_people_and_are_written_out_by_us_19() -> None:
     """A unique prefix of eight or more; a slice goes with its GPU."""
     card = GpuInfo(uuid=uuid_of(0), index=0, minor=0, model="m", total_bytes=1)  # type: ignore[arg-type]
