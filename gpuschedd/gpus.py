@@ -175,7 +175,12 @@ def place(gpu: GpuInfo) -> tuple[int, int]:
     """Sorts GPUs as people count them: the driver's order, slices where their GPU would be."""
     if gpu.parent_uuid is None:
         return gpu.index, 0
-    return gpu.index // 100 - 1, gpu.index
+    return parent_index(gpu.index), gpu.index
+
+
+def parent_index(slice_index: int) -> int:
+    """The index of the GPU that a slice is part of."""
+    return slice_index // 100 - 1
 
 
 def nameless(inventory: Iterable[GpuInfo], wanted: tuple[int | str, ...]) -> tuple[str, ...]:

@@ -81,6 +81,7 @@ from gpuschedd.core.model import ExpectedStart, GpuState, Plan, Policy, Snapshot
 from gpuschedd.core.plan import plan as make_plan
 from gpuschedd.core.plan import reason_of
 from gpuschedd.core.priority import queue_order
+from gpuschedd.gpus import parent_index
 from gpuschedd.orders import Caller
 from gpuschedd.peaks import GpuUse
 from gpuschedd.peer import Peer, in_group, user_name
@@ -777,6 +778,10 @@ class Handlers:
             for gpu in gpus
             if name in (str(gpu.index), gpu.uuid) or (len(name) >= 8 and gpu.uuid.startswith(name))
         ]
+        parts = [gpu.index for gpu in gpus if gpu.is_slice]
+        slices = [str(index) for index in parts if str(parent_index(index)) == name]
+        if slices and not found:
+            raise NotFound(f"GPU {name} is in MIG mode; name its slices: {', '.join(slices)}")
         if len(found) != 1:
             known = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in gpus[:16]) or "none"
             raise NotFound(f"{len(found)} GPUs are named {name!r}; known: {known}")

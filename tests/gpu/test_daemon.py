@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from gpusched_client import Client, SubmittedJob
+from gpusched_client.errors import NotFound
 from gpusched_client.protocol import JobView
 from gpusched_client.terms import JobState
 from tests.support.daemon import DaemonProcess, until
@@ -572,6 +573,8 @@ def test_release_lets_go_of_the_driver_and_resume_takes_it_back(
         assert "MIG 1g.10gb" in said.stdout
         ended = client.wait(waits.id, timeout_s=30)
         assert (ended.state, ended.gpu_uuids) == (JobState.COMPLETED, ("MIG-new",))
+        with pytest.raises(NotFound, match="GPU 1 is in MIG mode; name its slices: 200"):
+            client.drain(1, "fan")
         assert is_running(client, job.id)
 
 
