@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 RECENT_S = 600  # ended jobs stay visible for so long
 SHOWN_MAX = 50
+PAGES_MAX = 20  # that are turned back to find the oldest waiting jobs
 
 
 @click.command(
@@ -155,7 +156,8 @@ def _listing(client: Client, options: dict[str, Any]) -> None:
     recent_s = RECENT_S if filters["states"] is None else None
     result = client.jobs(ended_within_s=recent_s, **filters)
     jobs = sorted(result.jobs, key=_listing_order)
-    if result.total > len(jobs) and filters["states"] is None:
+    states = filters["states"]
+    if result.total > len(jobs) and (states is None or all(state.is_live for state in states)):
         jobs = _head_of_long_list(client, filters, jobs, limit)
     _show(_first_of(jobs, limit), result.total, options)
 
@@ -187,13 +189,39 @@ def _head_of_long_list(
     """What runs, then the head of the queue: of a long list the newest are the least telling."""
     from gpusched_client.terms import JobState
 
-    active = (JobState.RUNNING, JobState.COMPLETING, JobState.CONFIGURING)
-    running = client.jobs(**{**filters, "states": active}).jobs
-    if any(filters.values()):
-        waiting: Sequence[JobView] = [job for job in newest if job.state not in active]
-    else:
-        waiting = client.queue(limit=limit).jobs
+    def wanted(*states: JobState) -> list[JobState]:
+        return [
+            state for state in states if filters["states"] is None or state in filters["states"]
+        ]
+
+    active = wanted(JobState.RUNNING, JobState.COMPLETING, JobState.CONFIGURING)
+    running = client.jobs(**{**filters, "states": active}).jobs if active else ()
+    waiting: Sequence[JobView] = ()
+    if wanted(JobState.PENDING):
+        if filters["users"] is None and filters["name"] is None:
+            waiting = client.queue(limit=limit).jobs
+        else:
+            waiting = _first_waiting(client, filters, newest)
     return [*sorted(running, key=_listing_order), *waiting]
+
+
+def _first_waiting(
+    client: Client, filters: dict[str, Any], newest: Sequence[JobView]
+) -> list[JobView]:
+    """The oldest waiting jobs that pass: a user's own list is mostly in that order."""
+    from gpusched_client.protocol import RESPONSE_JOBS_MAX
+    from gpusched_client.terms import JobState
+
+    found: list[JobView] = []
+    before_id: int | None = None
+    for _ in range(PAGES_MAX):
+        wanted = {**filters, "states": [JobState.PENDING]}
+        page = client.jobs(**wanted, before_id=before_id).jobs
+        found = [*page, *found][:RESPONSE_JOBS_MAX]
+        if len(page) < RESPONSE_JOBS_MAX:
+            return sorted(found, key=_listing_order)
+        before_id = page[0].job_id
+    return [job for job in newest if job.state is JobState.PENDING]
 
 
 _RANK = {"RUNNING": 0, "COMPLETING": 0, "CONFIGURING": 0, "PENDING": 1}

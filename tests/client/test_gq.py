@@ -180,6 +180,41 @@ def test_a_long_list_is_bounded_and_says_so_on_stderr(serve: Serve, run: Any) ->
     assert len(json.loads(run(cli, "--json", "-n", "7").out)["jobs"]) == 7
 
 
+def pages_of(waiting: range, running: range) -> Handler:
+    """The daemon's `jobs` over that many of one user's: newest last, a thousand a page."""
+
+    def jobs(params: dict[str, Any]) -> Any:
+        states = params.get("states", ["RUNNING", "PENDING"])
+        ids = [n for n in running if "RUNNING" in states]
+        ids += [n for n in waiting if "PENDING" in states]
+        page = [n for n in ids if n < params.get("before_id", 10**9)][-1000:]
+        state = {True: "RUNNING", False: "PENDING"}
+        return {"jobs": [view(n, state[n in running]) for n in page], "total": len(ids)}
+
+    return jobs
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (("--me", "-n", "3"), ["7", "101", "102"]),
+        (("--name", "x", "-t", "PD", "-n", "2"), ["101", "102"]),
+        (("-t", "PD", "-n", "2"), ["900", "901"]),
+        (("-t", "live", "-n", "2"), ["7", "900"]),
+        (("-t", "PD,CD", "-n", "2"), ["1601", "1602"]),
+    ],
+)
+def test_a_long_filtered_list_begins_with_what_runs_next(
+    serve: Serve, run: Any, words: tuple[str, ...], shown: list[str]
+) -> None:
+    """By the queue where everybody's jobs are asked for, else by the oldest of those that pass."""
+    queue = {"jobs": [view(900), view(901)], "total": 2_500}
+    serve({"jobs": pages_of(range(101, 2_601), range(7, 8)), "queue": lambda _: queue})
+    outcome = run(cli, *words)
+    assert [line.split()[0] for line in outcome.out.splitlines()[1:]] == shown
+    assert outcome.err.startswith(f"showing {len(shown)} of 2")
+
+
 @pytest.mark.usefixtures("midnight")
 def test_json_has_the_wires_names_with_iso_times(serve: Serve, run: Any) -> None:
     serve(listing(LISTING))
