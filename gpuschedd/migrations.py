@@ -1,7 +1,7 @@
 """The schema, as an ordered list of migrations. Only `store` runs them.
 
-Tables are ours to change; the views `jobs_v`, `usage_v` and `events_v` are a contract with people
-who read the database with `sqlite3`. `crc` columns hold a checksum of a row, so that a damaged one
+Tables are ours to change; the views (`jobs_v`, `usage_v`, `events_v`, ..) are a contract with
+people who read the database with `sqlite3`. `crc` columns hold a checksum of a row, so that a damaged one
 is found at start and not acted on.
 """
 
@@ -210,9 +210,21 @@ _BRIEFS = (
         crc INTEGER NOT NULL)""",
 )
 
+_PROMISES_VIEW = (
+    """CREATE VIEW promises_v AS SELECT
+        job_id, user, uid, name, gpus,
+        datetime(promised_at_s, 'unixepoch') AS promised_utc,
+        datetime(start_by_s, 'unixepoch') AS start_by_utc,
+        datetime(promise.started_at_s, 'unixepoch') AS started_utc,
+        round(promise.started_at_s - start_by_s, 3) AS late_s,
+        coalesce(outcome, 'open') AS outcome, detail AS exception
+        FROM promise JOIN job USING (job_id)""",
+)
+
 MIGRATIONS: tuple[Migration, ...] = (
     Migration(1, "first tables and views", _FIRST_TABLES),
     Migration(2, "requests in brief, for lists", _BRIEFS),
+    Migration(3, "a view of the promises", _PROMISES_VIEW),
 )
 
 NEWEST = MIGRATIONS[-1].version

@@ -546,9 +546,16 @@ class History:
         return PromiseRow(**_checked(row, "promise")) if row else None
 
     def promise_outcomes(self) -> dict[str, int]:
-        """How many promises ended in which way."""
-        rows = self._db.execute("SELECT outcome, count(*) FROM promise GROUP BY outcome")
-        return {row[0] or "open": row[1] for row in rows}
+        """How many promises ended as "lost", for instance, and how many as "lost_by_gpu_drained"."""
+        counts: dict[str, int] = {}
+        rows = self._db.execute(
+            "SELECT coalesce(outcome, 'open'), detail, count(*) FROM promise GROUP BY 1, 2"
+        )
+        for outcome, detail, count in rows:
+            counts[outcome] = counts.get(outcome, 0) + count
+            if detail is not None:
+                counts[f"{outcome}_by_{detail}"] = count
+        return counts
 
     def state_counts(self) -> dict[str, int]:
         """How many jobs there are in each state, all time."""

@@ -26,7 +26,7 @@ from gpuschedd.store import (
     StoreUnusable,
     brief_of,
 )
-from tests.support.daemon import DaemonProcess
+from tests.support.daemon import DaemonProcess, until
 
 GIB = 2**30
 
@@ -254,6 +254,32 @@ def test_a_flipped_byte_of_a_job_is_found_at_the_start(tmp_path: Path, place: in
     path.write_bytes(bytes(content))
     with pytest.raises(StoreUnusable, match=r"damaged|not a valid"):
         Store.open(tmp_path).load()
+
+
+def test_promises_say_what_was_promised_and_what_came_of_it(daemon: DaemonProcess) -> None:
+    """In the database for people, in `stats` for programs: kept, or lost and by what."""
+    with daemon.client() as client:
+        running = client.submit(["sleep", "600"], gpus=4, time_limit=600, cwd=daemon.work_dir)
+        waiting = client.submit(["true"], gpus=4, time_limit=60, cwd=daemon.work_dir)
+        until(lambda: client.job(waiting.id).promised_start_s, "its start is promised")
+        client.drain(0, "fan")
+        until(lambda: "promises_lost" in client.stats(), "the promise is lost")
+        client.resume(0)
+        until(lambda: "promises_open" in client.stats(), "its start is promised again")
+        client.cancel(running.id)
+        client.wait(waiting.id, timeout_s=30)
+        stats = client.stats()
+    assert {name: stats[name] for name in stats if name.startswith("promises_")} == {
+        "promises_kept": 1,
+        "promises_lost": 1,
+        "promises_lost_by_gpu_drained": 1,
+    }
+    db = sqlite3.connect(f"file:{daemon.state_dir / DATABASE_NAME}?mode=ro", uri=True)
+    rows = db.execute(
+        "SELECT job_id, outcome, exception, late_s < 0, start_by_utc > promised_utc"
+        " FROM promises_v ORDER BY outcome DESC"
+    ).fetchall()
+    assert rows == [(waiting.id, "lost", "gpu_drained", None, 1), (waiting.id, "kept", None, 1, 1)]
 
 
 def test_people_may_read_the_views(daemon: DaemonProcess) -> None:
