@@ -1,8 +1,8 @@
 """The schema, as an ordered list of migrations. Only `store` runs them.
 
 Tables are ours to change; the views (`jobs_v`, `usage_v`, `events_v`, ..) are a contract with
-people who read the database with `sqlite3`. `crc` columns hold a checksum of a row, so that a damaged one
-is found at start and not acted on.
+people who read the database with `sqlite3`. `crc` columns hold a checksum of a row, so that a
+damaged one is found at start and not acted on.
 """
 
 from __future__ import annotations
