@@ -546,7 +546,7 @@ class History:
         return PromiseRow(**_checked(row, "promise")) if row else None
 
     def promise_outcomes(self) -> dict[str, int]:
-        """How many promises ended as "lost", say, and how many of these as "lost_by_gpu_drained"."""
+        """How many promises ended in each way, as "lost", and by what, as "lost_by_gpu_drained"."""
         counts: dict[str, int] = {}
         rows = self._db.execute(
             "SELECT coalesce(outcome, 'open'), detail, count(*) FROM promise GROUP BY 1, 2"
