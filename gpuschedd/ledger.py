@@ -151,17 +151,18 @@ class Ledger:
             if before is not None and self._is_outdated(info.uuid, sample):
                 # Its processes may be those of the job that has ended: what was known before stays.
                 gpu = replace(before, index=gpu.index)
-            elif reading is not None and reading.fault is None:
+            elif reading is not None and reading.fault in (None, "unsupported"):
                 count = self._count(info, reading, held, live)
                 seen_keys |= {foreign.key(info.uuid) for foreign in count.foreign}
-                self._see(info, count, seen)
-                gpu = self._with_use(gpu, info, reading, count, held, now_s)
-                self._last[info.uuid] = gpu
+                self._see(info, reading, count, held, seen)
                 if reading.processes is not None:
                     listed.add(info.uuid)
                     self._find_strays(info.uuid, count, live, out_of_place, left)
-            elif reading is not None and reading.fault == "unsupported":
-                gpu = self._without_memory(gpu, info, reading, held, live)
+                if reading.fault is None:
+                    gpu = self._with_use(gpu, info, reading, count, held, now_s)
+                    self._last[info.uuid] = gpu
+                else:
+                    gpu = self._without_memory(gpu, info, reading, count)
             gpus.append(self._with_state(gpu, info, reading, standing, sample))
         self._forget_foreign(seen_keys, listed)
         for own, entry in seen.items():
@@ -250,10 +251,15 @@ class Ledger:
     def _see(
         self,
         info: GpuInfo,
+        reading: GpuReading,
         count: _Count,
+        held: Sequence[Holding],
         seen: dict[tuple[JobKey, GpuUuid], Seen],
     ) -> None:
-        """What each of our jobs uses here."""
+        """What each of our jobs uses here; the only one is here also where nobody can be listed."""
+        if reading.processes is None and len(held) == 1:
+            remembered = any(uuid == info.uuid for uuid, _, _ in self._foreign_peaks)
+            seen[held[0].key, info.uuid] = Seen(None, False, (), 1, remembered)
         noisy = any(not foreign.is_quiet for foreign in count.foreign)
         for key, processes in count.own.items():
             sizes = [process.used_bytes for process in processes if process.used_bytes is not None]
@@ -372,11 +378,9 @@ class Ledger:
         gpu: Gpu,
         info: GpuInfo,
         reading: GpuReading,
-        held: Sequence[Holding],
-        live: set[JobKey],
+        count: _Count,
     ) -> Gpu:
         """No figure, for good: whole jobs only, and those only beside nobody else."""
-        count = self._count(info, reading, held, live)
         idle = reading.processes is not None and all(foreign.is_quiet for foreign in count.foreign)
         text = "its memory cannot be read, so it is given whole only"
         if not idle:

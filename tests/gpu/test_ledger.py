@@ -5,6 +5,7 @@ from __future__ import annotations
 from gpusched_client.terms import GpuUuid
 from gpuschedd.clock import boottime_s
 from gpuschedd.gpus import GpuInfo, GpuProcess, GpuReading, Sample
+from gpuschedd.peaks import UseMeter
 from tests.support.gpus import GIB, MIB, Judge, headroom, held, key
 
 UUID = GpuUuid("GPU-1")
@@ -86,6 +87,33 @@ def test_what_a_former_job_left_behind_is_found_and_named(judge: Judge) -> None:
     assert [(stray.key, stray.pid) for stray in facts.leftovers] == [(key(3), 7)]
     assert "pid 7 of job 3, left behind with 6144 MiB" in facts.gpus[0].foreign_text
     assert headroom(facts.gpus[0], GIB) < 42 * GIB
+
+
+def test_a_lone_job_s_use_is_the_device_s_where_no_process_can_be_listed(judge: Judge) -> None:
+    """By difference to before; with a second job, or a stranger seen earlier, nobody knows."""
+    meter = UseMeter()
+    meter.begin(key(1), [UUID], {UUID: GIB})
+    blind = sample(4 * GIB, listed=False)
+    facts = judge.facts(blind, holdings={UUID: [held(1, 10 * GIB)]})
+    for (of_job, _), seen in facts.seen.items():
+        meter.add(of_job, blind.readings[0], seen, 1.0)
+    (use,) = meter.uses(key(1))
+    assert (use.peak_bytes, use.peak_source) == (3 * GIB, "device")
+    both = {UUID: [held(1, 10 * GIB), held(2, 10 * GIB)]}
+    assert judge.facts(blind, holdings=both).seen == {}
+    judge.facts(sample(20 * GIB, (9, 20 * GIB)))
+    again = judge.facts(blind, holdings={UUID: [held(1, 10 * GIB)]})
+    assert [seen.foreign_on_gpu for seen in again.seen.values()] == [True]
+
+
+def test_a_job_s_own_figures_count_where_the_device_has_none(judge: Judge) -> None:
+    """Memory of the card is not supported, that of its processes is."""
+    judge.owners[7] = key(1)
+    rows = (GpuProcess(7, 1, 3 * GIB),)
+    reading = GpuReading(UUID, None, None, processes=rows, fault="unsupported")
+    facts = judge.facts(Sample(1.0, (CARD,), (reading,)), holdings={UUID: [held(1, 0)]})
+    assert facts.seen[key(1), UUID].used_bytes == 3 * GIB
+    assert facts.gpus[0].whole_idle
 
 
 def test_a_failed_list_forgets_no_foreign_peak(judge: Judge) -> None:
