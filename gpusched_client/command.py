@@ -61,7 +61,8 @@ class _Answering(click.Command):
             return _reader_gone()
         except OSError as error:
             _reader_gone()
-            note(f"{name}: cannot write the answer: {error.strerror}")
+            where = f" to {error.filename}" if error.filename else ""
+            note(f"{name}: cannot write the answer{where}: {error.strerror}")
             return EXIT_OUTPUT
         return result if isinstance(result, int) else 0
 

@@ -247,7 +247,10 @@ def backup(file: str, force: bool) -> int:
 def _write(target: Path, client: Client) -> int:
     """The pieces, into a file that gets its name when it is whole and durable; its size."""
     partial = target.with_name(f".{target.name}.{os.getpid()}.part")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    try:
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(target)) from error
     try:
         size = 0
         with open(descriptor, "wb") as copy:

@@ -132,6 +132,15 @@ def test_a_backup_is_written_whole_and_for_its_owner_alone(
     assert run(cli, "backup", "--force", str(target)).status == 0
 
 
+def test_a_backup_that_cannot_be_written_names_its_place(
+    serve: Serve, run: Any, tmp_path: Path
+) -> None:
+    serve({"backup": in_pieces(b"0123456789")})
+    outcome = run(cli, "backup", str(tmp_path / "none" / "copy"))
+    assert outcome.status == 74
+    assert f"{tmp_path}/none/copy: No such file or directory" in outcome.err
+
+
 def test_a_backup_that_breaks_off_leaves_nothing(serve: Serve, run: Any, tmp_path: Path) -> None:
     def backup(params: dict[str, Any]) -> Any:
         if params.get("offset", 0) > 0:
