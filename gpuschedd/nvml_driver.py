@@ -542,9 +542,21 @@ class Driver:
         """
         rows = self._listed_once(device, names)
         if names[0].endswith("_v3") and any(_is_garbled(row, device.total) for row in rows):
-            self._lib.prefer(names, names[-1])
-            rows = self._listed_once(device, names)
+            rows = self._listed_as_before(device, names, rows)
         return [row for row in rows if not _is_garbled(row, device.total)]
+
+    def _listed_as_before(
+        self, device: Device, names: tuple[str, ...], garbled: list[Any]
+    ) -> list[Any]:
+        """The list in its older form, from now on; a driver without it has the newer one only."""
+        self._lib.prefer(names, names[-1])
+        try:
+            return self._listed_once(device, names)
+        except Failed as failure:
+            if failure.code != FUNCTION_NOT_FOUND:
+                raise
+            self._lib.prefer(names, names[0])
+            return garbled
 
     def _listed_once(self, device: Device, names: tuple[str, ...]) -> list[Any]:
         for attempt in range(LIST_TRIES):

@@ -104,6 +104,18 @@ def test_rows_that_grew_under_the_same_name_are_not_believed_5(
     assert {p.pid: p.used_bytes for p in processes} == {1: 700 * MIB, 2: 900 * MIB}
 
 
+def test_a_row_that_cannot_be_costs_itself_where_there_is_no_older_form_5(
+    driver: FakeDriver, gpus: Open
+) -> None:
+    """A driver that has v3 only: its other rows are true."""
+    driver.add("error nvmlDeviceGetComputeRunningProcesses_v2 * 13")
+    driver.process(0, 1, 700 * MIB)
+    driver.process(0, 2, 900 * GIB)
+    processes = gpus().reading().processes
+    assert processes is not None
+    assert {p.pid: p.used_bytes for p in processes} == {1: 700 * MIB}
+
+
 @pytest.mark.usefixtures("driver")
 def test_another_module_called_pynvml_is_refused_by_name_6(
     gpus: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
