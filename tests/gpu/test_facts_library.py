@@ -110,7 +110,7 @@ def test_a_row_that_cannot_be_costs_itself_where_there_is_no_older_form_5(
     """A driver that has v3 only: its other rows are true."""
     driver.add("error nvmlDeviceGetComputeRunningProcesses_v2 * 13")
     driver.process(0, 1, 700 * MIB)
-    driver.process(0, 2, 900 * GIB)
+    driver.process(0, 2**23, 900 * MIB)
     processes = gpus().reading().processes
     assert processes is not None
     assert {p.pid: p.used_bytes for p in processes} == {1: 700 * MIB}
