@@ -98,6 +98,7 @@ class Actions:
     async def recover_all(self) -> None:
         """At start-up: every job that held GPUs is looked for, and its state follows."""
         held = [job for job in self._controller.state.jobs.values() if job.holds_gpus]
+        await self.runner.remove_abandoned({(job.job_id, job.attempt) for job in held})
         await asyncio.gather(
             *(
                 self.runner.recover(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import (
@@ -280,6 +280,14 @@ class JobDir:
         alive = claim is not None and claim.by == "supervisor" and is_claim_alive(claim)
         return Observation(claim, alive, self.started(), self.ended(), self.exit())
 
+    def has_supervisor(self) -> bool:
+        """Whether a supervisor holds the claim and lives."""
+        try:
+            claim = self.claim()
+        except (OSError, JobDirCorrupt):
+            return False
+        return claim is not None and claim.by == "supervisor" and is_claim_alive(claim)
+
     def fence(self) -> Claim:
         """Take the claim for the daemon, so that no supervisor can start this attempt.
 
@@ -371,6 +379,15 @@ class JobDir:
 
     def _corrupt(self, name: str, error: Exception) -> JobDirCorrupt:
         return JobDirCorrupt(f"{self.path / name} cannot be understood: {error}")
+
+
+def abandoned_in(jobs_root: Path, kept: Collection[tuple[int, int]]) -> list[JobDir]:
+    """The directories of attempts that are not `kept` and whose supervisor does not live."""
+    return [
+        job_dir
+        for job_dir in JobDir.all_in(jobs_root)
+        if (job_dir.job_id, job_dir.attempt) not in kept and not job_dir.has_supervisor()
+    ]
 
 
 def _checked_types(kind: type[Any], record: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,15 @@ from typing import Any, TypeVar
 
 from gpusched_client.terms import JobId
 from gpuschedd.attribution import Supervisor
-from gpuschedd.job_dir import JobDir, JobDirCorrupt, JobDirError, Observation, Orders, Spec
+from gpuschedd.job_dir import (
+    JobDir,
+    JobDirCorrupt,
+    JobDirError,
+    Observation,
+    Orders,
+    Spec,
+    abandoned_in,
+)
 from gpuschedd.launcher import (
     AccountGone,
     Bounds,
@@ -98,6 +106,16 @@ class Runner:
     def fence(self, key: Key, orders: Orders) -> None:
         """Take the claim, so that nothing of this attempt runs; else order its end."""
         self._go(self._fence(key, orders))
+
+    async def remove_abandoned(self, kept: Collection[Key]) -> None:
+        """Start-up, before anything is launched: the directories of all other attempts go.
+
+        A kill between the commit of an end and the removal leaves one, with the environment in it.
+        """
+        found = await self._in_thread(lambda: abandoned_in(self._jobs_root, kept))
+        for job_dir in found:
+            log.info("job_dir_removed job=%d attempt=%d", job_dir.job_id, job_dir.attempt)
+            await self._remove(job_dir)
 
     async def recover(self, key: Key, uid: int, orders: Orders, *, ran: bool) -> None:
         """Find out what became of an attempt while nobody watched; `ran`: the books say it did."""
@@ -374,11 +392,15 @@ class Runner:
         async with self._lock(key):
             self._uids.pop(key, None)
             self._detach(key)
-            try:
-                await self._in_thread(JobDir.open(self._jobs_root, *key).remove)
-            except (OSError, JobDirError) as error:
-                log.warning("job_dir_left job=%d attempt=%d error=%s", *key, error)
+            await self._remove(JobDir.open(self._jobs_root, *key))
         self._locks.pop(key, None)
+
+    async def _remove(self, job_dir: JobDir) -> None:
+        try:
+            await self._in_thread(job_dir.remove)
+        except (OSError, JobDirError) as error:
+            key = (job_dir.job_id, job_dir.attempt)
+            log.warning("job_dir_left job=%d attempt=%d error=%s", *key, error)
 
     async def _stop(self, key: Key) -> None:
         claim = await self._in_thread(JobDir.open(self._jobs_root, *key).claim)

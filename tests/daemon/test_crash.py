@@ -145,6 +145,26 @@ def _promises(daemon: DaemonProcess) -> list[tuple[int, float, str | None]]:
         return rows.fetchall()
 
 
+def test_what_a_kill_left_of_an_ended_job_is_removed_at_the_start(tmp_path: Path) -> None:
+    """Killed between the commit of the end and the removal: the spec holds the environment."""
+    daemon = DaemonProcess(tmp_path, "1x24G").start()
+    with daemon.client() as client:
+        ended = client.submit(["true"], cwd=daemon.work_dir)
+        client.wait(ended.id, timeout_s=30)
+        running = client.submit(["sleep", "600"], cwd=daemon.work_dir)
+        until(lambda: client.job(running.id).state is JobState.RUNNING, "it runs")
+    daemon.kill()
+    left = daemon.state_dir / "jobs" / f"{ended.id}.1"
+    left.mkdir(exist_ok=True)
+    (left / "spec").write_bytes(b"SECRET=1")
+    daemon.start()
+    assert [path.name for path in left.parent.iterdir()] == [f"{running.id}.1"]
+    with daemon.client() as client:
+        client.cancel(running.id)
+        assert client.wait(running.id, timeout_s=30).state is JobState.CANCELLED
+    daemon.stop()
+
+
 def test_a_promise_outlives_kill_9(tmp_path: Path) -> None:
     """No pass ends it while the new daemon has not yet looked at the GPUs; it is told once."""
     daemon = DaemonProcess(tmp_path, "2x24G").start()

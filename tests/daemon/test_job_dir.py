@@ -19,6 +19,7 @@ from gpuschedd.job_dir import (
     JobDirCorrupt,
     JobDirExists,
     Orders,
+    abandoned_in,
     is_claim_alive,
 )
 from tests.support.jobs import Host
@@ -184,6 +185,16 @@ def test_all_in_finds_attempts_and_passes_over_the_rest(host: Host, job: JobDir)
     (host.jobs_root / "lost+found").mkdir()
     (host.jobs_root / "x.1").mkdir()
     assert [found.path for found in JobDir.all_in(host.jobs_root)] == [job.path]
+
+
+def test_abandoned_is_what_nobody_keeps_and_no_supervisor_holds(host: Host, job: JobDir) -> None:
+    ended, kept, running = host.sh("true"), host.sh("true"), host.sh("sleep 600")
+    for one in (ended, kept):
+        host.wait_exit(one)
+        host.wait_dead(one)
+    host.wait(running.started)
+    found = abandoned_in(host.jobs_root, {(kept.job_id, kept.attempt)})
+    assert sorted(one.job_id for one in found) == [job.job_id, ended.job_id]
 
 
 @pytest.mark.root
