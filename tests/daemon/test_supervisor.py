@@ -369,7 +369,8 @@ def test_a_reforking_daemon_is_gone_after_the_grace(
 
 def test_a_server_left_behind_is_stopped_with_its_grace(host: Host) -> None:
     server = "trap 'sleep 0.4; echo bye; exit 0' TERM; echo serving; while :; do sleep 0.05; done"
-    job = host.sh(f'setsid sh -c "{server}" & while ! grep -q serving out.*; do :; done; exit 0')
+    line = f'setsid sh -c "{server}" & while ! grep -q serving out.*; do :; done; exit 0'
+    job = host.sh(line, kill_grace_s=60.0)
     ended = host.wait(job.ended)
     assert (ended.code, ended.cause) == (0, "exit")
     assert job.exit() is None

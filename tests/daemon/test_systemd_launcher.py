@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -99,11 +98,9 @@ def test_a_refusal_is_a_failed_launch_with_its_words(run: StandIn) -> None:
 
 def test_a_silent_pid_1_is_the_host_s_fault(run: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(systemd_launcher, "PID1_DEADLINE_S", 0.2)
-    run.answer("exec sleep 60")
-    began_s = time.monotonic()
+    run.answer("exec sleep 3600")
     with pytest.raises(LaunchDeferred, match="did not answer"):
         run.launcher().launch(run.job)
-    assert time.monotonic() - began_s < 10
 
 
 def test_without_systemd_run_the_launch_fails_by_name(run: StandIn) -> None:

@@ -211,24 +211,29 @@ def test_direct_launch_does_the_same_without_pid_1(host: Host) -> None:
         *(BIN / "gpuschedd", "--system", "--launch=direct", *options.split()),
         *("--simulate", "2x24G", "--set", "scheduling.kill_grace=1"),
     )
-    gsub = "GPUSCHED_SOCKET=/run/direct/s.sock gsub --parsable -D /tmp -o direct-%j"
-    until(host.box.inside("/run/direct/s.sock").exists, "it listens")
+    where = "GPUSCHED_SOCKET=/run/direct/s.sock"
+    gsub = f"{where} gsub --parsable -D /tmp -o direct-%j"
+    asked = ("env", where, "gq")
+    until(lambda: host.box.run(*asked, check=False).returncode == 0, "it answers")
     who = "'id -u; id -G | wc -w; grep -h CapEff /proc/self/status | cut -f2'"
     done = host.box.run("sh", "-c", f"{gsub} --wait -- sh -c {who}", user="alice", check=False)
     assert done.returncode == 0, done.stderr
     output = host.box.sh("cat /tmp/direct-1; rm /tmp/direct-1")
     groups = len(host.box.run("id", "-G", "alice").stdout.split())
     assert output.split() == [str(USERS["alice"]), str(groups), "0" * 16]
+    until_go = "until [ -e /tmp/direct-go ]; do sleep 0.05; done"
     # It outlives the daemon here too: the supervisor is in nobody's way but its own.
-    job_id = host.box.sh(f"{gsub} -- sh -c 'sleep 1.5; exit 6'", user="bob").strip()
+    job_id = host.box.sh(f"{gsub} -- sh -c '{until_go}; exit 6'", user="bob").strip()
     host.systemctl("kill", "--kill-whom=main", "--signal=KILL", "direct")
+    until(lambda: host.show("direct", "MainPID") == "0", "it is gone")
     host.box.run(
         *("systemd-run", "--quiet", "--unit=direct2", "-p", "KillMode=process", "--"),
         *(BIN / "gpuschedd", "--system", "--launch=direct", *options.split()),
         *("--simulate", "2x24G"),
     )
+    host.box.run("touch", "/tmp/direct-go")
     status = (
-        "export GPUSCHED_SOCKET=/run/direct/s.sock; "
+        f"export {where}; "
         f"until gq --status {job_id} 2>/dev/null | grep -q failed; do sleep 0.1; done; "
         f"gq {job_id} --json"
     )
