@@ -41,6 +41,17 @@ _PASSED_ON = (
 )
 
 
+_NOT_IN_SCRIPTS = {
+    "line": "-c",
+    "script_file": "--script",
+    "words": "a command",
+    "wait": "--wait",
+    "parsable": "--parsable",
+    "as_json": "--json",
+    "dry_run": "--dry-run",
+}
+
+
 class _Gsub(Command):
     """Keeps its words, since the options in a script are read before them."""
 
@@ -167,9 +178,9 @@ def _with_script_options(
     if not script.options:
         return options
     inner = ctx.command.make_context("gsub", list(script.options))
-    for name in ("line", "script_file", "words", "wait", "parsable", "as_json", "dry_run"):
+    for name, text in _NOT_IN_SCRIPTS.items():
         if inner.params[name]:
-            raise click.UsageError(f"the script's option lines cannot hold {name!r}.")
+            raise click.UsageError(f"the script's option lines cannot hold {text}.")
     return ctx.command.make_context("gsub", [*script.options, *ctx.meta["gsub.words"]]).params
 
 

@@ -133,6 +133,8 @@ def _sbatch_words(text: str, here: str, warnings: list[str]) -> list[str]:
             raise Invalid(f"{here}: {name} is not supported; remove it")
         if name == "--mem" and value == "0":
             continue  # all of the host's memory, which is what no bound means here
+        if _SBATCH_VALUES.get(name) == "--time" and value and not value.strip("0:-"):
+            value = "unlimited"  # what Slurm means by no time
         if name in _SBATCH_VALUES and value is not None:
             taken.append(f"{_SBATCH_VALUES[name]}={value}")
         elif name in _SBATCH_GPUS and value is not None:

@@ -237,15 +237,26 @@ def test_slurms_option_lines_are_understood_and_strange_ones_warned_about(
     assert "--mem" not in outcome.err
 
 
+@pytest.mark.parametrize("time", ["-t 0", "--time=0", "--time 0:00", "-t0-00:00:00"])
+def test_no_time_means_no_limit_in_slurms_lines(
+    serve: Serve, run: Any, tmp_path: Path, time: str
+) -> None:
+    server = serve(accepting())
+    path = tmp_path / "job.sh"
+    path.write_text(f"#!/bin/bash\n#SBATCH {time}\n")
+    assert run(cli, str(path)).status == 0
+    assert sent(server)["time_limit_s"] == -1
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("#!/bin/sh\n#SBATCH --array=1-9\n", "line 2: --array is not supported"),
         ("#!/bin/sh\n#GSUB python\n", "line 2: 'python' is no option"),
-        ("#!/bin/sh\n#GSUB -g 2 python\n", "cannot hold"),
+        ("#!/bin/sh\n#GSUB -g 2 python\n", "cannot hold a command"),
         ("#!/bin/sh\n#GSUB -J 'x\n", "line 2: No closing quotation"),
         ("#!/bin/sh\n#GSUB --colour\n", "--colour"),
-        ("#!/bin/sh\n#GSUB --wait\n", "cannot hold"),
+        ("#!/bin/sh\n#GSUB --wait\n", "cannot hold --wait"),
         ("echo\n", "does not begin with #!"),
     ],
 )
