@@ -186,7 +186,7 @@ def _filters(options: dict[str, Any]) -> dict[str, Any]:
 def _head_of_long_list(
     client: Client, filters: dict[str, Any], newest: Sequence[JobView], limit: int
 ) -> list[JobView]:
-    """What runs, then the head of the queue: of a long list the newest are the least telling."""
+    """What runs, the head of the queue, what has ended: the newest alone would tell least."""
     from gpusched_client.terms import JobState
 
     def wanted(*states: JobState) -> list[JobState]:
@@ -202,7 +202,8 @@ def _head_of_long_list(
             waiting = client.queue(limit=limit).jobs
         else:
             waiting = _first_waiting(client, filters, newest)
-    return [*sorted(running, key=_listing_order), *waiting]
+    ended = [job for job in newest if not job.state.is_live]
+    return [*sorted(running, key=_listing_order), *waiting, *ended]
 
 
 def _first_waiting(

@@ -180,6 +180,22 @@ def test_a_long_list_is_bounded_and_says_so_on_stderr(serve: Serve, run: Any) ->
     assert len(json.loads(run(cli, "--json", "-n", "7").out)["jobs"]) == 7
 
 
+def test_of_many_that_ended_the_newest_fill_what_the_live_ones_leave(
+    serve: Serve, run: Any
+) -> None:
+    def jobs(params: dict[str, Any]) -> Any:
+        if "states" in params:
+            return {"jobs": [view(3, "RUNNING")], "total": 1}
+        ended = [view(n, "COMPLETED", ended_at_s=float(n)) for n in range(2_001, 3_001)]
+        return {"jobs": ended, "total": 3_001}
+
+    serve({"jobs": jobs, "queue": lambda _: {"jobs": [view(9)], "total": 1}})
+    outcome = run(cli, "-n", "4")
+    rows = [line.split()[0] for line in outcome.out.splitlines()[1:]]
+    assert rows == ["3", "9", "2999", "3000"]
+    assert outcome.err == "showing 4 of 3001\n"
+
+
 def pages_of(waiting: range, running: range) -> Handler:
     """The daemon's `jobs` over that many of one user's: newest last, a thousand a page."""
 
