@@ -239,7 +239,7 @@ class Nvml:
     """The driver: what it is asked, how long it may take, and what makes a GPU sick."""
 
     accounting: bool = _key(True, _flag, "use the driver's own peaks; root switches them on")
-    sweep_deadline_s: float = _key(5.0, _span(0.1), "for one look at all GPUs")
+    sweep_deadline_s: float = _key(5.0, _span(0.1), "for one GPU in a look at all")
     open_deadline_s: float = _key(60.0, _span(0.1), "for the start of the driver")
     health_interval_s: float = _key(30.0, _seconds, "between two health checks")
     skip_calls: tuple[str, ...] = _key((), _texts, "NVML functions that are never called")

@@ -53,9 +53,9 @@ PAROLE_MIN_S, PAROLE_MAX_S = 60.0, 3600.0  # until it is asked again
 ACCOUNTS_DEADLINE_S = 2.0
 RELEASE_S = 2.0  # an admin who takes the driver away waits no longer for an answer of it
 LIST_FAILURES_MAX = 3  # in a row: so long the last list of a GPU's processes stands
-RECOUNT_EVERY_S = (
-    10.0  # GPUs in /proc, and by the driver: a plugged or drained one needs a new child
-)
+LOOKS = 8  # at what the driver does, in the time that a GPU may take
+SLOW_SWEEP = 4.0  # times the deadline of one GPU: a sweep may take so long where all are slow
+RECOUNT_EVERY_S = 10.0  # GPUs, by /proc and by the driver: another number needs a new child
 
 
 @dataclass(slots=True)
@@ -66,6 +66,21 @@ class _Strikes:
     parole_s: float = PAROLE_MIN_S
     out_until_s: float | None = None
     function: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How long a request may be about one GPU, however many there are.
+
+    `counts_rest`: the same for what is about none of them.
+    """
+
+    gpu_s: float
+    counts_rest: bool
+
+
+class Stuck(TimeoutError):
+    """It is one GPU that keeps the driver; else all are slow."""
 
 
 class ChildDown(Exception):
@@ -104,28 +119,33 @@ class Child:
         return gpu, name.rstrip(b"\0").decode("ascii", "replace")
 
     async def ask(
-        self, request: dict[str, Any], deadline_s: float, call_deadline_s: float | None = None
+        self, request: dict[str, Any], deadline_s: float, pace: Pace | None = None
     ) -> dict[str, Any]:
-        """The reply. Raises TimeoutError, or ChildDown where the child ended.
-
-        `call_deadline_s`: for each call about a GPU, where the whole may take much longer.
-        """
+        """The reply. Raises TimeoutError, Stuck by the pace, or ChildDown where the child ended."""
         asking = asyncio.ensure_future(self._converse(request))
         try:
             async with asyncio.timeout(deadline_s):
-                while not asking.done():
-                    before = PAGE.unpack_from(self._page, 0)
-                    await asyncio.wait({asking}, timeout=call_deadline_s)
-                    is_stuck = before == PAGE.unpack_from(self._page, 0) and before[1] >= 0
-                    if call_deadline_s is not None and is_stuck and not asking.done():
-                        raise TimeoutError
-            return await asking
+                if pace is not None:
+                    await self._keep_pace(asking, pace)
+                return await asking
         finally:
             if not asking.done():
                 asking.cancel()
                 await asyncio.wait({asking})
             if not asking.cancelled():
                 asking.exception()  # also where nobody waits for it any more
+
+    async def _keep_pace(self, asking: asyncio.Future[dict[str, Any]], pace: Pace) -> None:
+        """Return when it is done; raise Stuck where it stays with one GPU for too long."""
+        gpu, since_s = self.doing()[0], time.monotonic()
+        while not asking.done():
+            await asyncio.wait({asking}, timeout=pace.gpu_s / LOOKS)
+            now_s, before = time.monotonic(), gpu
+            gpu = self.doing()[0]
+            if gpu != before or (gpu < 0 and not pace.counts_rest):
+                since_s = now_s
+            elif now_s - since_s >= pace.gpu_s and not asking.done():
+                raise Stuck
 
     async def _converse(self, request: dict[str, Any]) -> dict[str, Any]:
         await self._write(frame(request))
@@ -263,7 +283,10 @@ class NvmlGpus:
         async with self._lock:
             taken_s = boottime_s()
             child = await self._ready_child()
-            reply = await self._ask(child, self._sweep_request(want), self._deadline_s())
+            deadline_s = self._settings().sweep_deadline_s
+            reply = await self._ask(
+                child, self._sweep_request(want), SLOW_SWEEP * deadline_s, Pace(deadline_s, True)
+            )
             self._failures = 0
             self._down_since_s = None
             sample = self._sample_of(taken_s, reply)
@@ -355,8 +378,8 @@ class NvmlGpus:
             ),
         }
         # A GPU may take seconds to wake, but one that has just hung a sweep gets no more than that.
-        call_s = settings.sweep_deadline_s if self._failures else settings.open_deadline_s / 4
-        reply = await self._ask(child, request, settings.open_deadline_s, call_s)
+        gpu_s = settings.sweep_deadline_s if self._failures else settings.open_deadline_s / 4
+        reply = await self._ask(child, request, settings.open_deadline_s, Pace(gpu_s, False))
         if "down" in reply:
             await self._end_child()
             self._hold_off(reply["down"], ABSENT_RETRY_S)
@@ -394,17 +417,19 @@ class NvmlGpus:
         child: Child,
         request: dict[str, Any],
         deadline_s: float,
-        call_deadline_s: float | None = None,
+        pace: Pace | None = None,
     ) -> Any:
         """A reply in time; else the child is ended, and the GPU that it hung on gets a strike."""
         try:
-            return await child.ask(request, deadline_s, call_deadline_s)
-        except TimeoutError:
+            return await child.ask(request, deadline_s, pace)
+        except TimeoutError as error:
             gpu, name = child.doing()
             where = f" in {name}" if name else ""
             where += f" on GPU {gpu}" if gpu >= 0 else ""
-            within_s = deadline_s if gpu < 0 or call_deadline_s is None else call_deadline_s
+            within_s = pace.gpu_s if pace and isinstance(error, Stuck) else deadline_s
             text = f"the driver did not answer within {within_s:g} s{where}"
+            if pace and not isinstance(error, Stuck):
+                gpu = -1  # it is no one GPU's fault
         except ChildDown as down:
             gpu, name = child.doing()
             text = str(down)
@@ -514,9 +539,6 @@ class NvmlGpus:
         )
 
     # --- requests and replies -----------------------------------------------------------------
-
-    def _deadline_s(self) -> float:
-        return self._settings().sweep_deadline_s
 
     def _sweep_request(self, want: Want) -> dict[str, Any]:
         if self._parole_is_due():
