@@ -32,6 +32,12 @@ def is_soak() -> bool:
     return SOAK
 
 
+@pytest.fixture(autouse=True)
+def _own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a job's output goes by default: two tests at a time would write into one file."""
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture
 def daemon(tmp_path: Path) -> Iterator[DaemonProcess]:
     """A daemon with four simulated GPUs of 24 GiB and a grace of 1 s."""
