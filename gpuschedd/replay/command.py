@@ -168,9 +168,14 @@ def _lines(found: Figures) -> Iterator[str]:
     for size, waits in found.by_size.items():
         yield _row(f"{size} GPU{'s' if size > 1 else ''}", waits)
     for user, waits in list(found.by_user.items())[:USERS_SHOWN_MAX]:
-        yield _row(f"user {user}"[:19], waits)
+        yield _row(f"user {_printable(user)}"[:19], waits)
     if len(found.by_user) > USERS_SHOWN_MAX:
         yield f"(users: {USERS_SHOWN_MAX} of {len(found.by_user)}; --json has all)"
+
+
+def _printable(text: str) -> str:
+    """A trace is somebody's file: no name in it may drive the terminal."""
+    return "".join([char if char.isprintable() else ascii(char)[1:-1] for char in text])
 
 
 def _row(name: str, waits: Waits) -> str:

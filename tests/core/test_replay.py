@@ -199,6 +199,14 @@ def test_a_report_that_cannot_be_written_is_an_error_without_traceback(made: Pat
     assert b"Traceback" not in done.stderr
 
 
+def test_a_name_in_a_trace_drives_no_terminal(tmp_path: Path) -> None:
+    path = tmp_path / "w.csv"
+    path.write_text("job_id,user,submit_s,gpus,run_s\n1,\x1b[31mred,0,1,5\n")
+    done = run(str(path), "--gpus", "1")
+    assert "\x1b" not in done.output
+    assert "user \\x1b[31mred" in done.output
+
+
 def test_text_report_has_a_line_per_job_size_and_user(made: Path) -> None:
     done = run(str(made), "--gpus", "4")
     assert "utilisation" in done.stdout
