@@ -41,6 +41,7 @@ from gpuschedd.nvml_library import (
 MIB = 2**20
 SHUTDOWNS_MAX = 100  # an unbalanced init is undone so often
 PID_MAX = 2**22
+_NO_ID = (None, 2**32 - 1)  # of an instance: the driver does not say
 MEMORY_BYTES_MAX = 2**50
 POWER_MW_MAX = 10_000_000
 GARBAGE = -1  # no code of the driver's: it answers, and the answer makes no sense
@@ -562,14 +563,25 @@ class Driver:
         for attempt in range(LIST_TRIES):
             try:
                 rows = self._lib.newest(names, self._list_handle(device))
-                return [row for row in rows if self._is_of(row, device)]
+                return [r for r in rows if self._is_of(r, device)] or self._own_rows(device, names)
             except Failed as failure:
                 last = attempt == LIST_TRIES - 1
-                if failure.code == NO_PERMISSION and device.parent is not None:
+                refuses = failure.code in (NO_PERMISSION, NOT_SUPPORTED)
+                if refuses and device.parent is not None:
                     return list(self._lib.newest(names, device.handle))
                 if failure.code != INSUFFICIENT_SIZE or last:
                     raise
         raise AssertionError("the last try returns or raises")
+
+    def _own_rows(self, device: Device, names: tuple[str, ...]) -> list[Any]:
+        """A slice's processes by its own word, where its parent tells of none there."""
+        if device.parent is None:
+            return []
+        try:
+            rows = self._lib.newest(names, device.handle)
+        except Failed:
+            return []
+        return [row for row in rows if getattr(row, "gpuInstanceId", None) in (*_NO_ID, device.gi)]
 
     @staticmethod
     def _list_handle(device: Device) -> Any:

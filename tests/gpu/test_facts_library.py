@@ -171,6 +171,26 @@ def test_another_count_of_the_driver_s_asks_for_a_new_child_22() -> None:
     assert said.splitlines() == ["None", "the driver counts 2 GPUs now; it counted 1"]
 
 
+def test_a_slice_s_own_list_counts_where_its_parent_s_is_empty_47(driver: FakeDriver) -> None:
+    """Some drivers list a slice's processes with the slice alone, and without its instance."""
+    driver.gpu(0, mig=1)
+    driver.add(f"mig 0 0 MIG-one 5 0 {20 * GIB} NVIDIA Fake MIG 2g.20gb")
+    said = in_process(
+        """
+        from types import SimpleNamespace
+        driver.open({"op": "open", "recount_every_s": 60.0})
+        parent = ctypes.addressof(library.call("nvmlDeviceGetHandleByIndex", 0).contents)
+        def listed(handle):
+            row = SimpleNamespace(pid=1, usedGpuMemory=5, gpuInstanceId=2**32 - 1)
+            return [] if ctypes.addressof(handle.contents) == parent else [row]
+        pynvml.nvmlDeviceGetComputeRunningProcesses_v3 = listed
+        (reading,) = driver.sweep({"fresh": ["MIG-one"]})["readings"]
+        print([(row[0], row[2]) for row in reading["processes"]])
+        """,
+    )
+    assert said == "[(1, 5)]"
+
+
 def test_words_that_are_no_text_leave_an_error_its_number_10(driver: FakeDriver) -> None:
     """A code that the binding does not know is put into words by the library."""
     driver.add("error nvmlDeviceGetUUID 0 77")
