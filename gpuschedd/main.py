@@ -36,7 +36,7 @@ from gpuschedd.launcher import DirectLauncher, Launcher
 from gpuschedd.notify import ServiceManager, passed_socket
 from gpuschedd.replay.command import replay
 from gpuschedd.server import Server
-from gpuschedd.simclaims import SYSTEM_DIR
+from gpuschedd.simclaims import DIRECTORY_NAME, SYSTEM_DIR
 from gpuschedd.simgpu import SimulatedGpus
 from gpuschedd.state import State, policy_of
 from gpuschedd.status import Look, RecentErrors, Status
@@ -121,9 +121,8 @@ class Daemon:
     def _build(self, store: Store, instance: str) -> None:
         """Everything around the controller."""
         options, state_dir = self.options, self.options.state_dir
-        sim_dir = (
-            (SYSTEM_DIR if options.is_system else state_dir / "sim") if self._simulates else None
-        )
+        claims_dir = SYSTEM_DIR if options.is_system else state_dir / DIRECTORY_NAME
+        sim_dir = claims_dir if self._simulates else None
         around = Surroundings(
             state_dir=state_dir,
             instance=instance,

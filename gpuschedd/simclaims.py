@@ -16,6 +16,7 @@ from pathlib import Path
 CLAIM_BYTES_MAX = 64 * 1024
 CLAIMS_MAX = 10_000
 HOST_NAME = "host.json"
+DIRECTORY_NAME = "sim"  # in the state directory of a user's own daemon
 SYSTEM_DIR = Path("/run/gpuschedd/sim")
 ENVIRONMENT_NAME = "GPUSCHED_SIM_DIR"
 

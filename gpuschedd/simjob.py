@@ -13,7 +13,8 @@ from pathlib import Path
 
 import click
 
-from gpusched_client.errors import Invalid
+from gpusched_client import Client
+from gpusched_client.errors import GpuschedError, Invalid, NotFound
 from gpusched_client.units import parse_bytes, parse_duration
 from gpuschedd import simclaims
 
@@ -47,8 +48,8 @@ def _seconds(_context: click.Context, _parameter: click.Parameter, value: str) -
 @click.option("--oom-once", type=click.Path(), help="Fail as CUDA OOM unless FILE exists; make it.")
 def cli(vram: int, ramp: float, hold: float, exit_code: int, oom_once: str | None) -> None:
     """Claim memory on simulated GPUs, hold it, and exit."""
-    directory = Path(os.environ.get(simclaims.ENVIRONMENT_NAME) or simclaims.SYSTEM_DIR)
-    uuids = _granted(directory)
+    directory = _claims_directory()
+    uuids = _granted(directory) if directory is not None else ()
     print(f"simjob: {vram >> 20} MiB on {len(uuids)} GPU(s), hold {hold:g} s", flush=True)
     if oom_once is not None and not os.path.exists(oom_once):
         Path(oom_once).touch()
@@ -57,6 +58,30 @@ def cli(vram: int, ramp: float, hold: float, exit_code: int, oom_once: str | Non
     _ramp_up(directory, uuids, vram, ramp)
     time.sleep(hold)
     sys.exit(exit_code)
+
+
+def _claims_directory() -> Path | None:
+    """As a job is told; else that of the daemon which a client would find. None: no claims."""
+    named = os.environ.get(simclaims.ENVIRONMENT_NAME)
+    if named:
+        return Path(named)
+    if not (os.environ.get("GPUSCHED_GPU_UUIDS") or os.environ.get("CUDA_VISIBLE_DEVICES")):
+        return None
+    try:
+        return _directory_of_the_daemon()
+    except GpuschedError as error:
+        print(f"simjob: nothing is claimed: {error.message}", file=sys.stderr, flush=True)
+        return None
+
+
+def _directory_of_the_daemon() -> Path:
+    with Client() as client:
+        status = client.status()
+    if status.gpu_source != "simulated":
+        raise NotFound("the daemon's GPUs are not simulated")
+    if status.mode == "system":
+        return simclaims.SYSTEM_DIR
+    return Path(status.database).parent / simclaims.DIRECTORY_NAME
 
 
 def _granted(directory: Path) -> tuple[str, ...]:
@@ -73,7 +98,7 @@ def _granted(directory: Path) -> tuple[str, ...]:
     )
 
 
-def _ramp_up(directory: Path, uuids: tuple[str, ...], vram: int, ramp_s: float) -> None:
+def _ramp_up(directory: Path | None, uuids: tuple[str, ...], vram: int, ramp_s: float) -> None:
     """Claim more and more, linearly, until vram is reached."""
     steps = max(1, int(ramp_s / RAMP_STEP_S))
     for step in range(1, steps + 1):
@@ -82,9 +107,9 @@ def _ramp_up(directory: Path, uuids: tuple[str, ...], vram: int, ramp_s: float) 
             time.sleep(ramp_s / steps)
 
 
-def _claim(directory: Path, uuids: tuple[str, ...], size: int) -> None:
+def _claim(directory: Path | None, uuids: tuple[str, ...], size: int) -> None:
     """Claim size bytes on each GPU; what does not fit on the card fails as CUDA does."""
-    if not uuids:
+    if directory is None or not uuids:
         return
     totals = simclaims.read_totals(directory)
     others = [claim for claim in simclaims.read_claims(directory) if claim.pid != os.getpid()]

@@ -109,6 +109,38 @@ def test_foreign_use_keeps_whole_jobs_away_and_is_named(daemon: DaemonProcess) -
             stranger.wait()
 
 
+def simjob_outside(hold: str = "120", **environment: str) -> subprocess.Popen[bytes]:
+    """One that is no job, as somebody's notebook is none."""
+    words = [sys.executable, "-m", "gpuschedd.simjob", "--vram", "3G", "--hold", hold]
+    return subprocess.Popen(
+        words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+
+
+def test_a_process_outside_claims_on_the_daemon_that_a_client_would_find(
+    daemon: DaemonProcess,
+) -> None:
+    """CUDA_VISIBLE_DEVICES is all that it says of GPUs, as with CUDA."""
+    stranger = simjob_outside(GPUSCHED_SOCKET=str(daemon.socket), CUDA_VISIBLE_DEVICES="1,3")
+    try:
+        with daemon.client() as client:
+            until(lambda: (client.gpus()[3].foreign_bytes or 0) > 0, "it is seen")
+            seen = [gpu.used_bytes for gpu in client.gpus()]
+            assert seen == [0, 3 * GIB, 0, 3 * GIB]
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+@pytest.mark.parametrize("name", ["CUDA_VISIBLE_DEVICES", "GPUSCHED_GPU_UUIDS"])
+def test_who_finds_no_simulated_host_says_that_it_claims_nothing(tmp_path: Path, name: str) -> None:
+    nowhere = str(tmp_path / "none.sock")
+    stranger = simjob_outside("0", GPUSCHED_SOCKET=nowhere, **{name: "0"})
+    _, said = stranger.communicate(timeout=60)
+    assert stranger.returncode == 0
+    assert b"nothing is claimed: no gpuschedd is reachable" in said
+
+
 def test_oom_once_fails_as_cuda_does_and_then_succeeds(daemon: DaemonProcess) -> None:
     """For trying retries."""
     simjob = f"{Path(sys.executable).parent}/gpusched-simjob"
