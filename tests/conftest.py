@@ -8,8 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.support.daemon import DaemonProcess, daemon_in
+
+# By default an example may take 200 ms: on a busy host one does that only had to wait for its turn.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 SOAK = os.environ.get("GPUSCHED_SOAK") == "1"
 
