@@ -182,7 +182,7 @@ def understood(request: JobRequest, time_limit_s: int | None) -> str:
         parts.append(f"{request.cpus} CPU{'' if request.cpus == 1 else 's'}")
     parts.append(_limit_words(request.time_limit_s, time_limit_s))
     if request.retries:
-        parts.append(f"up to {request.retries} retries")
+        parts.append(f"up to {request.retries} {'retry' if request.retries == 1 else 'retries'}")
     if request.hold:
         parts.append("held")
     return ", ".join(parts)

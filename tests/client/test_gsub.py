@@ -46,6 +46,7 @@ def refusing(code: str, message: str) -> dict[str, Handler]:
     ("words", "limit_s", "said"),
     [
         ("-g 2 -m 18G -t 30 x", 1800, "2 GPUs, 18 GiB each, limit 30 min"),
+        ("-t 30 --retries 1 x", 1800, "1 GPU, limit 30 min, up to 1 retry"),
         ("x", 86_400, "1 GPU, limit 24 h (default), stopped after that"),
         ("x", -1, "1 GPU, no limit"),
         ("-g0 -t unlimited x", -1, "no GPU, no limit"),
