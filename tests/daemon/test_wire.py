@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import resource
@@ -15,8 +16,10 @@ from typing import Any
 import msgpack
 import pytest
 
-from gpusched_client.protocol import METHODS
+from gpusched_client.protocol import METHODS, SubmitResult
+from gpuschedd.budget import Budget
 from gpuschedd.handlers import RIGHTS
+from gpuschedd.server import LINGER_S, Server
 from tests.support.daemon import DaemonProcess, until
 
 JOB = {"argv": ["true"], "cwd": "/", "environment": {}, "gpus": 0, "output": "/dev/null"}
@@ -180,23 +183,42 @@ def test_what_was_asked_before_a_broken_message_is_answered(daemon: DaemonProces
     assert "Traceback" not in daemon.log.read_text()
 
 
-@pytest.mark.tool("strace")
+class Slow:
+    """Stands for handlers whose answers wait for the disk."""
+
+    def __init__(self) -> None:
+        self.may_answer = asyncio.Event()
+
+    async def handle(self, *_: object) -> SubmitResult:
+        await self.may_answer.wait()
+        return SubmitResult(job_ids=(7,))
+
+
 def test_it_is_answered_also_where_the_disk_takes_its_time(tmp_path: Path) -> None:
     """The commit takes longer than the connection lingers for its error to be read."""
-    daemon = DaemonProcess(tmp_path, "1x24G").start()
-    daemon.stop()
-    daemon.wrapper = [
-        *("strace", "-f", "-b", "execve", "-qq", "-o", "/dev/null", "-e", "trace=fdatasync"),
-        *("-e", "inject=fdatasync:delay_enter=2000000"),
-    ]
-    process = daemon.start().process
-    assert process is not None
-    with raw(daemon) as connected:
-        held = {**JOB, "hold": True}
-        connected.sendall(msgpack.packb([0, 1, "submit", [{"jobs": [held]}]]) + b"\xc1")
-        replies = all_of(connected)
-    assert replies[1][3]["job_ids"] == [1]
-    daemon.end_traced()
+    submit = msgpack.packb([0, 1, "submit", [{"jobs": [JOB]}]])
+
+    async def told() -> bytes:
+        handlers: Any = Slow()
+        budget = Budget(1_000.0, is_shared=False)
+        server = Server(handlers, connections_per_uid=9, connections_all=99, budget=budget)
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(str(tmp_path / "s"))
+            await server.listen(listening)
+            reader, writer = await asyncio.open_unix_connection(tmp_path / "s")
+            writer.write(submit + b"\xc1")
+            said = await reader.read(65536)  # the error: from now on it lingers, or already did
+            asyncio.get_running_loop().call_later(1.5 * LINGER_S, handlers.may_answer.set)
+            said += await reader.read()
+            writer.close()
+            await server.close()
+        return said
+
+    unpacker = msgpack.Unpacker()
+    unpacker.feed(asyncio.run(told()))
+    replies = {message[1]: message for message in unpacker}
+    assert replies[None][2]["code"] == "invalid"
+    assert replies[1][3]["job_ids"] == [7]
 
 
 def test_all_that_was_asked_before_a_half_close_is_answered(daemon: DaemonProcess) -> None:
