@@ -26,6 +26,7 @@ from gpusched_client.wirefields import (
     map_of,
     message,
     nested,
+    no_items,
     number,
     octets,
     one_of,
@@ -175,7 +176,7 @@ class JobRequest(Request):
     """
 
     cwd: bytes = wire(_cwd)
-    environment: Mapping[bytes, bytes] = wire(_environment)
+    environment: Mapping[bytes, bytes] = wire(_environment, default_factory=no_items)
     argv: tuple[bytes, ...] | None = wire(
         list_of(octets(STRING_BYTES_MAX), ARGV_ITEMS_MAX, 1), default=None
     )

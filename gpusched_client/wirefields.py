@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, FrozenInstanceError, dataclass, field, fields
 from enum import Enum, StrEnum
 from math import isfinite
+from types import MappingProxyType
 from typing import Any, ClassVar, NoReturn, TypeVar, dataclass_transform
 
 from gpusched_client.errors import Invalid, TooLarge
@@ -251,9 +252,19 @@ def plain_map(value: object, path: str) -> dict[str, Any]:
 _READER = "gpusched_reader"
 
 
-def wire(reader: Reader, *, default: Any = MISSING) -> Any:
+_NOTHING: Mapping[Any, Any] = MappingProxyType({})
+
+
+def wire(
+    reader: Reader, *, default: Any = MISSING, default_factory: Callable[[], Any] | Any = MISSING
+) -> Any:
     """A field that `reader` reads. With default None, null and absence are the same."""
-    return field(default=default, metadata={_READER: reader})
+    return field(default=default, default_factory=default_factory, metadata={_READER: reader})
+
+
+def no_items() -> Mapping[Any, Any]:
+    """The default of a map; nobody can change it."""
+    return _NOTHING
 
 
 class Message:
@@ -356,10 +367,11 @@ class _Spec:
     __slots__ = ("default", "name", "omits", "put", "reader")
 
     def __init__(self, cls: type[Message], entry: Field[Any]) -> None:
-        self.name, self.default = entry.name, entry.default
+        made = entry.default_factory
+        self.name, self.default = entry.name, entry.default if made is MISSING else made()
         self.reader: Reader = entry.metadata[_READER]
         self.put: Callable[[Message, object], None] = cls.__dict__[entry.name].__set__
-        self.omits = entry.default is not MISSING and not cls.tolerates_unknown
+        self.omits = self.default is not MISSING and not cls.tolerates_unknown
 
 
 _SPECS: dict[type[Message], dict[str, _Spec]] = {}

@@ -65,6 +65,20 @@ def test_a_throwaway_client_of_socket_and_msgpack_runs_a_job(daemon: DaemonProce
         assert result["uid"] == os.getuid()
 
 
+def test_a_request_needs_no_more_than_a_command_and_where(daemon: DaemonProcess) -> None:
+    """A client of few lines sends no environment: the job has what the daemon gives it."""
+    argv = ["sh", "-c", "env | cut -d= -f1 | sort; ls / >/dev/null"]
+    with raw(daemon) as connected:
+        submitted = call(
+            connected, 0, 1, "submit", [{"jobs": [{"argv": argv, "cwd": str(daemon.work_dir)}]}]
+        )
+        (job_id,) = submitted[3]["job_ids"]
+        ended = call(connected, 0, 2, "wait", [{"job_ids": [job_id]}])
+    assert ended[3]["jobs"][0]["exit_code"] == 0
+    names = (daemon.work_dir / f"gsub-{job_id}.out").read_text().split()
+    assert {"CUDA_VISIBLE_DEVICES", "GPUSCHED_JOB_ID"} <= set(names)
+
+
 def test_every_method_has_a_right() -> None:
     """Deny by default: a method without an entry is refused, so none may lack one."""
     assert set(RIGHTS) == set(METHODS)
