@@ -87,7 +87,7 @@ class PendingReason(StrEnum):
     THROTTLED = "Throttled"
     CPU_SLOTS = "CpuSlots"  # CPU-only jobs: all slots are taken
     STORAGE = "Storage"  # the state directory cannot be written
-    HOST_CLOSED = "HostClosed"  # the host lets no users in for now (/run/nologin)
+    HOST_CLOSED = "HostClosed"  # the host lets no users in for now (/run/nologin, no PAM stack)
 
 
 class Cause(StrEnum):

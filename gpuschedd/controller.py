@@ -103,7 +103,7 @@ class Controller:
     ) -> None:
         """`probe` writes and removes a file in the state directory, or raises OSError.
 
-        `closed_by` names the file that closes the host to users.
+        `closed_by` says what closes the host to users.
         """
         self.state = state
         self.clock = clock
@@ -480,7 +480,7 @@ class Controller:
         """As of this pass: jobs that were started now would all fail at their account."""
         closed = self._closed_by()
         if closed is not None and self.state.host_closed is None:
-            log.warning("host_closed text=%s exists: no job starts until it is gone", closed)
+            log.warning("host_closed text=no job starts until this has ended: %s", closed)
         elif closed is None and self.state.host_closed is not None:
             log.info("host_open")
         self.state.host_closed = closed

@@ -104,7 +104,7 @@ class State:
     reservation: Reservation | None = None
     plan: Plan | None = None
     storage_blocked: str | None = None  # why nothing is launched: the state dir cannot be written
-    host_closed: str | None = None  # why nothing is launched: this file lets no users in
+    host_closed: str | None = None  # why nothing is launched: no user is let in
 
     @classmethod
     def restore(cls, config: Config, loaded: Loaded, accounts: Accounts) -> State:

@@ -119,7 +119,7 @@ class Status:
         elif free_bytes < LITTLE_DISK_BYTES:
             yield f"{bytes_text(free_bytes)} are left for the database"
         if self._state.host_closed is not None:
-            yield f"no job starts: the host is closed to users, {self._state.host_closed} exists"
+            yield f"no job starts: the host is closed to users, {self._state.host_closed}"
         yield from self._job_problems()
 
     def _gpu_problems(self) -> Iterator[str]:

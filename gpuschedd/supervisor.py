@@ -685,20 +685,23 @@ def pam_stack() -> str | None:
 
 
 def closed_by() -> str | None:
-    """The file that closes the host to users, before a shutdown for instance (pam_nologin(8)).
+    """What closes the host to users: no private stack, or a file that says so (pam_nologin(8)).
 
-    None where there is none, or where the stack does not ask for it.
+    None where users are let in. Such a file closes nothing where the stack does not ask for it.
     """
-    found = next((path for path in NOLOGIN_FILES if os.path.exists(path)), None)
-    stack = None if found is None else pam_stack()
+    stack = pam_stack()
     if stack is None:
+        missing = f"{PAM_DIRECTORIES[0]}/{PAM_SERVICE} is missing"
+        return f"{missing}; `gpuschedd install` puts it in place"
+    found = next((path for path in NOLOGIN_FILES if os.path.exists(path)), None)
+    if found is None:
         return None
     try:
         with open(stack, "rb") as file:
             heeded = re.search(rb"^[^#\n]*\bpam_nologin\b", file.read(2**16), re.MULTILINE)
     except OSError:
         return None
-    return found if heeded else None
+    return f"{found} exists" if heeded else None
 
 
 class _PamMessage(ctypes.Structure):
@@ -738,8 +741,7 @@ class Pam:
 
     def open_session(self, user: str) -> None:
         if pam_stack() is None:
-            reason = f"no PAM service {PAM_SERVICE} ({PAM_DIRECTORIES[0]}/{PAM_SERVICE} is missing)"
-            raise SetupFailed(f"{reason}; `gpuschedd install` puts it in place")
+            raise HostClosed(closed_by())
         handle = ctypes.c_void_p()
         converse = _PAM_CONVERSE(self._converse)
         conversation = _PamConversation(converse, None)

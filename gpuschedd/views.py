@@ -229,7 +229,7 @@ def reason_for(state: State, clock: SchedulerClock, job: Job) -> Reason:
         )
     if state.host_closed is not None:
         return Reason(
-            PendingReason.HOST_CLOSED, f"the host is closed to users: {state.host_closed} exists"
+            PendingReason.HOST_CLOSED, f"the host is closed to users: {state.host_closed}"
         )
     if state.plan is None or job.job_id not in state.queues:
         return Reason(PendingReason.NONE, "not looked at yet")

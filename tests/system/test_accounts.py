@@ -63,21 +63,34 @@ def test_an_expired_account_starts_nothing(host: Host, dave: int) -> None:
     assert "expired" in str(job.cause_detail)
 
 
-def test_while_the_host_is_closed_jobs_wait_with_the_reason(host: Host) -> None:
+@pytest.mark.parametrize(
+    ("close", "reopen", "named"),
+    [
+        ("touch /run/nologin", "rm /run/nologin", "/run/nologin exists"),
+        (
+            "mv /etc/pam.d/gpusched /etc/gpusched.away",
+            "mv /etc/gpusched.away /etc/pam.d/gpusched",
+            "/etc/pam.d/gpusched is missing; `gpuschedd install`",
+        ),
+    ],
+)
+def test_while_the_host_is_closed_jobs_wait_with_the_reason(
+    host: Host, close: str, reopen: str, named: str
+) -> None:
     """As before a shutdown: a queue that were started then would fail from end to end."""
-    host.box.run("touch", "/run/nologin")
+    host.box.sh(close)
     ids = [host.sh("alice", "true") for _ in range(3)]
 
     def reason() -> str | None:
         found = host.job(ids[-1]).reason
         return found.text if found is not None and found.code == "HostClosed" else None
 
-    assert "/run/nologin" in until(reason, "the job says why it waits")
+    assert named in until(reason, "the job says why it waits")
     assert [host.job(job_id).attempt for job_id in ids] == [1, 1, 1]
     status = host.box.run("gctl", "status", check=False)
     assert status.returncode == 1
     assert "closed to users" in status.stdout
-    host.box.run("rm", "/run/nologin")
+    host.box.sh(reopen)
     assert [host.wait(job_id).exit_code for job_id in ids] == [0, 0, 0]
 
 
