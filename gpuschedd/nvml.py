@@ -67,6 +67,12 @@ class _Strikes:
     out_until_s: float | None = None
     function: str = ""
 
+    def put_on_trial(self) -> None:
+        """It is asked again, and has one try."""
+        if self.out_until_s is not None:
+            self.out_until_s = None
+            self.count = STRIKES_MAX - 1
+
 
 @dataclass(frozen=True, slots=True)
 class Pace:
@@ -266,7 +272,8 @@ class NvmlGpus:
         self._lists: dict[GpuUuid, tuple[tuple[GpuProcess, ...] | None, int | None]] = {}
         self._list_failures: dict[GpuUuid, int] = {}  # in a row
         self._strikes: dict[int, _Strikes] = {}
-        self._known: dict[int, GpuUuid] = {}  # by the driver's index, as last seen
+        self._known: dict[int, frozenset[GpuUuid]] = {}  # GPU or slices, by the driver's index
+        self._skipped: frozenset[int] = frozenset()  # indices that the child did not open
         self._left_out: frozenset[GpuUuid] = frozenset()
         self._shut: dict[GpuUuid, GpuReading] = {}  # could not be opened, with the reason
         self._failures = 0
@@ -281,6 +288,7 @@ class NvmlGpus:
     async def sample(self, want: Want) -> Sample:
         """One sweep by the child, started where there is none. Raises GpuSourceDown."""
         async with self._lock:
+            await self._let_parolees_in()
             taken_s = boottime_s()
             child = await self._ready_child()
             deadline_s = self._settings().sweep_deadline_s
@@ -329,6 +337,8 @@ class NvmlGpus:
         try:
             await self._end_child()
             self._not_before_s, self._opened_s = 0.0, -INIT_EVERY_S
+            self._strikes.clear()  # people look after what hangs: it is asked again after that
+            self._let_out()
         finally:
             self._lock.release()
 
@@ -340,6 +350,15 @@ class NvmlGpus:
             self._undead = None
 
     # --- the child ----------------------------------------------------------------------------
+
+    async def _let_parolees_in(self) -> None:
+        """Ask GPUs again whose time is over; one that was not opened takes a new child."""
+        over = self._on_parole()
+        if over:
+            self._let_out()
+        if over & self._skipped:
+            self._skipped = frozenset()
+            await self._end_child()
 
     async def _ready_child(self) -> Child:
         """The child with an opened driver. Raises GpuSourceDown while there can be none."""
@@ -366,6 +385,7 @@ class NvmlGpus:
     async def _open(self, child: Child) -> None:
         settings = self._settings()
         self._let_out()
+        skipped = frozenset(i for i, each in self._strikes.items() if each.out_until_s is not None)
         request = {
             "op": "open",
             "proc": str(self._proc),
@@ -373,9 +393,7 @@ class NvmlGpus:
             "accounting": settings.accounting,
             "skip_calls": settings.skip_calls,
             "integrated_models": settings.integrated_models,
-            "skip_indices": sorted(
-                index for index, uuid in self._known.items() if uuid in self._left_out
-            ),
+            "skip_indices": sorted(skipped),
         }
         # A GPU may take seconds to wake, but one that has just hung a sweep gets no more than that.
         gpu_s = settings.sweep_deadline_s if self._failures else settings.open_deadline_s / 4
@@ -386,11 +404,12 @@ class NvmlGpus:
             raise GpuSourceDown(reply["down"])
         self.driver = reply["driver"]
         opened = tuple(_info(entry) for entry in reply["inventory"])
-        self._shut = self._shut_of(reply["left_out"], {gpu.uuid for gpu in opened})
+        await self._take_numbers(opened, skipped, reply["left_out"])
         kept = tuple(g for g in self._inventory if g.uuid in self._left_out | self._shut.keys())
         self._inventory = tuple(sorted((*opened, *kept), key=place))
-        self._known |= {gpu.index: gpu.uuid for gpu in opened if gpu.parent_uuid is None}
-        self._warnings = tuple(reply["warnings"])
+        strange = [i for i in sorted(skipped) if i not in self._known]
+        hangs = [f"GPU {i} is left out, it hangs the driver at the start" for i in strange]
+        self._warnings = (*reply["warnings"], *hangs)
         self._lists.clear()
         self._list_failures.clear()
         log.info(
@@ -400,14 +419,41 @@ class NvmlGpus:
             time.monotonic() - self._opened_s,
         )
 
+    async def _take_numbers(
+        self,
+        opened: tuple[GpuInfo, ...],
+        skipped: frozenset[int],
+        left_out: Iterable[Mapping[str, Any]],
+    ) -> None:
+        """Who has which index now. Raises GpuSourceDown where a wrong one may have been skipped."""
+        numbered: dict[int, frozenset[GpuUuid]] = {}
+        for gpu in opened:
+            index = place(gpu)[0]
+            numbered[index] = numbered.get(index, frozenset()) | {gpu.uuid}
+        before = {uuid: index for index, uuids in self._known.items() for uuid in uuids}
+        moved = any(
+            before.get(uuid, index) != index for index, uuids in numbered.items() for uuid in uuids
+        )
+        if moved:
+            self._known = {}
+            for strikes in self._strikes.values():
+                strikes.put_on_trial()
+            self._let_out()
+        if moved and skipped:
+            await self._end_child()
+            raise GpuSourceDown("the driver counts its GPUs anew; they are opened once more")
+        self._shut = self._shut_of(left_out, {gpu.uuid for gpu in opened})
+        absent = skipped | {entry["index"] for entry in left_out}
+        self._known = {i: uuids for i, uuids in self._known.items() if i in absent} | numbered
+        self._skipped = skipped
+
     def _shut_of(
         self, entries: Iterable[Mapping[str, Any]], opened: set[GpuUuid]
     ) -> dict[GpuUuid, GpuReading]:
         """What to say of the GPUs that were there and could not be opened this time."""
         found = {}
         for entry in entries:
-            uuid = self._known.get(entry["index"])
-            if uuid is not None and uuid not in opened:
+            for uuid in self._known.get(entry["index"], frozenset()) - opened:
                 text = f"it cannot be opened; the driver says: {entry['reason']}"
                 found[uuid] = GpuReading(uuid, None, None, fault=entry["fault"], reason=text)
         return found
@@ -520,29 +566,28 @@ class NvmlGpus:
     def _let_out(self) -> None:
         """Who is left out now; one whose time is over is asked again, and has one try."""
         now_s = time.monotonic()
-        out = set()
+        out: set[GpuUuid] = set()
         for index, strikes in self._strikes.items():
             if strikes.out_until_s is None:
                 continue
             if now_s < strikes.out_until_s:
-                if index in self._known:
-                    out.add(self._known[index])
+                out |= self._known.get(index, frozenset())
             else:
-                strikes.out_until_s = None
-                strikes.count = STRIKES_MAX - 1
+                strikes.put_on_trial()
         self._left_out = frozenset(out)
 
-    def _parole_is_due(self) -> bool:
-        return any(
-            strikes.out_until_s is not None and time.monotonic() >= strikes.out_until_s
-            for strikes in self._strikes.values()
-        )
+    def _on_parole(self) -> set[int]:
+        """Indices of GPUs that have been left out for long enough."""
+        now_s = time.monotonic()
+        return {
+            index
+            for index, strikes in self._strikes.items()
+            if strikes.out_until_s is not None and now_s >= strikes.out_until_s
+        }
 
     # --- requests and replies -----------------------------------------------------------------
 
     def _sweep_request(self, want: Want) -> dict[str, Any]:
-        if self._parole_is_due():
-            self._let_out()
         return {
             "op": "sweep",
             "busy": sorted(want.busy_uuids),
@@ -555,11 +600,11 @@ class NvmlGpus:
         readings = [self._reading(entry) for entry in reply["readings"]]
         readings += self._shut.values()
         for index, strikes in self._strikes.items():
-            uuid = self._known.get(index)
             if strikes.out_until_s is None:
                 strikes.count = 0
-            elif uuid is not None:
-                readings.append(_silent(uuid, strikes.function))
+                continue
+            known = self._known.get(index, frozenset())
+            readings += [_silent(uuid, strikes.function) for uuid in sorted(known)]
         return Sample(
             taken_boottime_s=taken_s,
             inventory=self._inventory,

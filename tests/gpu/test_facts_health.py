@@ -123,6 +123,79 @@ def test_a_gpu_that_hangs_twice_is_left_out_and_the_others_go_on_56(
     assert "it hangs the driver (nvmlDeviceGetMemoryInfo)" in silent.state_text
 
 
+def hung(driver: FakeDriver, gpus: Open, index: int) -> Source:
+    """A source that leaves the GPU out after two hangs, with a child that has not opened it."""
+    for each in (1, 2):
+        pci = f"00000000:{0x10 + each:02X}:00.0"
+        driver.gpu(each, **{**driver.gpus[0], "uuid": uuid_of(each), "pci": pci})
+    source = gpus(sweep_deadline_s=1.0)
+    source.sample()
+    driver.add(f"hang nvmlDeviceGetMemoryInfo_v2 {index}")
+    for _ in range(2):
+        with pytest.raises(GpuSourceDown):
+            source.sample()
+        wait_for_backoff(source)
+    source.sample()
+    driver.remove("hang")
+    return source
+
+
+def test_a_gpu_that_was_left_out_is_asked_again_in_time_57(
+    driver: FakeDriver, gpus: Open, judge: Judge
+) -> None:
+    """The child that went on without it has never opened it: that takes a new one."""
+    source = hung(driver, gpus, 1)
+    assert judge.gpu(source.sample(), 1).state is GpuState.UNREAD
+    source.source._strikes[1].out_until_s = 0.0
+    sample = source.sample()
+    assert [judge.gpu(sample, index).state for index in (0, 1, 2)] == [GpuState.OK] * 3
+
+
+def test_a_gpu_that_was_reset_by_hand_is_asked_at_once_57(
+    driver: FakeDriver, gpus: Open, judge: Judge
+) -> None:
+    """`gctl gpus release`, a reset, `gctl gpus resume`: its time need not be over."""
+    source = hung(driver, gpus, 1)
+    source.run(source.source.release())
+    assert judge.gpu(source.sample(), 1).state is GpuState.OK
+
+
+def test_a_gpu_that_got_another_s_number_is_not_left_out_in_its_place_56(
+    driver: FakeDriver, gpus: Open, judge: Judge
+) -> None:
+    """After a loss the driver counts anew: what was known of a number is nobody's then."""
+    source = hung(driver, gpus, 2)
+    driver.gpu(0, uuid=uuid_of(2))
+    driver.gpu(2, uuid=uuid_of(0))
+    source.run(source.source._end_child())
+    with pytest.raises(GpuSourceDown, match="counts its GPUs anew"):
+        source.sample()
+    sample = source.sample()
+    assert {gpu.index: gpu.uuid for gpu in sample.inventory} == {
+        0: uuid_of(2),
+        1: uuid_of(1),
+        2: uuid_of(0),
+    }
+    assert [judge.gpu(sample, index).state for index in (0, 1, 2)] == [GpuState.OK] * 3
+
+
+def test_a_gpu_that_hangs_from_the_start_costs_itself_only_56(
+    driver: FakeDriver, gpus: Open, judge: Judge
+) -> None:
+    """Nobody knows its name yet; its number is enough to go on without it."""
+    driver.gpu(1, **{**driver.gpus[0], "uuid": uuid_of(1), "pci": "00000000:11:00.0"})
+    driver.add("hang nvmlDeviceGetUUID 1")
+    source = gpus(sweep_deadline_s=1.0, open_deadline_s=4.0)
+    for _ in range(2):
+        with pytest.raises(GpuSourceDown, match="nvmlDeviceGetUUID on GPU 1"):
+            source.sample()
+        wait_for_backoff(source)
+    sample = source.sample()
+    assert [gpu.index for gpu in sample.inventory] == [0]
+    assert judge.gpu(sample).state is GpuState.OK
+    assert "GPU 1 is left out, it hangs the driver at the start" in sample.warnings
+
+
 def test_a_crash_costs_the_child_only_56(driver: FakeDriver, gpus: Open) -> None:
     """SIGSEGV in the library."""
     source = gpus()
