@@ -91,7 +91,8 @@ class GpuWatch:
         config = controller.state.config
         self._ledger = Ledger(config.sharing, attribution.owner_of, attribution.stranger)
         ill = self._ill_before()
-        self._health = HealthBook(_rules(config), ill if same_boot else {})
+        self._remembered = controller.state.health
+        self._health = HealthBook(_rules(config), ill if same_boot else {}, self._remembered)
         if ill and not same_boot:
             self._controller.tell(partial(_all_well, tuple(ill)))
         self.meter = UseMeter()
@@ -174,6 +175,7 @@ class GpuWatch:
     def pardon(self, uuid: GpuUuid) -> None:
         """An admin puts a sick GPU back into service."""
         self._health.pardon(uuid)
+        self._keep_remembered()
         self.retake()
 
     async def release(self, why: str) -> None:
@@ -449,6 +451,7 @@ class GpuWatch:
             self._note_events(sample.events)
         if changes:
             self._note_health(changes)
+        self._keep_remembered()
 
     def _note_events(self, events: tuple[GpuEvent, ...]) -> None:
         wall_s = self._controller.clock.wall_s()
@@ -459,6 +462,18 @@ class GpuWatch:
             text = xid_text(xid.number)
             facts = {"gpu": str(xid.uuid), "index": index, "xid": xid.number, "text": text}
             self._controller.tell(partial(_note_event, "gpu_xid", facts))
+
+    def _keep_remembered(self) -> None:
+        """Into the books where it changed: what an admin overruled, and errors already counted."""
+        remembered = self._health.remembered()
+        if remembered == self._remembered:
+            return
+        self._remembered = remembered
+
+        def keep(batch: Batch) -> None:
+            batch.health = remembered
+
+        self._controller.tell(keep)
 
     def _note_health(self, changes: list[HealthChange]) -> None:
         """Into the books: a restart of the daemon makes no GPU well."""

@@ -80,6 +80,17 @@ class HealthChange:
     illness: Illness | None
 
 
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """What must outlive the daemon, lest a restart undo an admin's word or count errors twice.
+
+    `pardoned`: conditions that an admin has overruled, sorted; `errors_seen`: uncorrectable ones.
+    """
+
+    pardoned: tuple[str, ...] = ()
+    errors_seen: int = 0
+
+
 @dataclass(slots=True)
 class _Record:
     illness: Illness | None = None
@@ -92,10 +103,18 @@ class _Record:
 class HealthBook:
     """What is known of every GPU's health. One instance lives as long as the daemon."""
 
-    def __init__(self, rules: HealthRules, ill: Mapping[GpuUuid, Illness] | None = None) -> None:
+    def __init__(
+        self,
+        rules: HealthRules,
+        ill: Mapping[GpuUuid, Illness] | None = None,
+        remembered: Mapping[GpuUuid, Remembered] | None = None,
+    ) -> None:
         """`ill`: as it was before a restart of the daemon within the same boot."""
         self.rules = rules
         self._records: dict[GpuUuid, _Record] = {}
+        for uuid, memory in (remembered or {}).items():
+            record = self._record(uuid)
+            record.pardoned, record.errors_seen = set(memory.pardoned), memory.errors_seen
         for uuid, illness in (ill or {}).items():
             self._record(uuid).illness = illness
 
@@ -133,6 +152,14 @@ class HealthBook:
         record = self._record(uuid)
         record.illness = None
         record.pardoned |= {"action", "remap"}
+
+    def remembered(self) -> dict[GpuUuid, Remembered]:
+        """What to give the next HealthBook; GPUs of which there is nothing to say are missing."""
+        return {
+            uuid: Remembered(tuple(sorted(record.pardoned)), record.errors_seen)
+            for uuid, record in sorted(self._records.items())
+            if record.pardoned or record.errors_seen
+        }
 
     # --- judgements ---------------------------------------------------------------------------
 

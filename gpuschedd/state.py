@@ -7,7 +7,7 @@ so that a refused command leaves no trace. Nothing here does I/O.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from gpusched_client.terms import GpuUuid, JobId, JobState
@@ -29,6 +29,7 @@ from gpuschedd.core.model import (
     Waiting,
 )
 from gpuschedd.core.queues import Queues
+from gpuschedd.health import Remembered
 from gpuschedd.peaks import GpuUse
 from gpuschedd.store import (
     RECENT_SUBMISSIONS_MAX,
@@ -97,6 +98,7 @@ class State:
     delayed: set[JobId] = field(default_factory=set)  # jobs with a begin time or a back-off
     gpus: tuple[Gpu, ...] = ()
     gpu_rows: dict[GpuUuid, GpuRow] = field(default_factory=dict)
+    health: Mapping[GpuUuid, Remembered] = field(default_factory=dict)  # as committed
     gpu_problem: str | None = None  # why no GPU has been seen yet
     inventory: Inventory = field(default_factory=Inventory)
     promise: Promise | None = None
@@ -122,6 +124,7 @@ class State:
             ages=ages,
             live_of=Counter(job.uid for job in loaded.jobs),
             gpu_rows={row.uuid: row for row in loaded.gpus},
+            health=loaded.health,
         )
         for job in loaded.jobs:
             state.index(job)
@@ -248,6 +251,7 @@ class Batch:
         self.audits: list[AuditRow] = []
         self.gpu_rows: dict[GpuUuid, GpuRow] = {}
         self.gpu_uses: list[GpuUse] = []
+        self.health: Mapping[GpuUuid, Remembered] | None = None
         self.attempts: list[AttemptEnd] = []
         self.next_job_id: int = parent.next_job_id if parent else state.next_job_id
 
@@ -267,6 +271,7 @@ class Batch:
         self.audits += child.audits
         self.gpu_rows.update(child.gpu_rows)
         self.gpu_uses += child.gpu_uses
+        self.health = self.health if child.health is None else child.health
         self.attempts += child.attempts
         self.next_job_id = child.next_job_id
 
@@ -374,6 +379,7 @@ class Batch:
         changes.audits += self.audits
         changes.gpus.update(self.gpu_rows)
         changes.gpu_uses += self.gpu_uses
+        changes.health = self.health
         changes.attempts += self.attempts
 
 
@@ -398,3 +404,4 @@ def apply(state: State, batch: Batch) -> None:
         state.submissions.popitem(last=False)
         state.submissions_forgotten = True
     state.gpu_rows.update(batch.gpu_rows)
+    state.health = state.health if batch.health is None else batch.health

@@ -27,6 +27,7 @@ from gpusched_client.terms import Cause, GpuUuid, JobId, JobState
 from gpuschedd.clock import ClockMark
 from gpuschedd.core.lifecycle import CancelOrder, Job
 from gpuschedd.core.model import Grant, Request, Topology
+from gpuschedd.health import Remembered
 from gpuschedd.migrations import MIGRATIONS, NEWEST, Migration
 from gpuschedd.peaks import GpuUse
 
@@ -213,6 +214,7 @@ class Changes:
     promises: dict[tuple[JobId, float], PromiseRow] = field(default_factory=dict)
     gpus: dict[GpuUuid, GpuRow] = field(default_factory=dict)
     gpu_uses: list[GpuUse] = field(default_factory=list)
+    health: Mapping[GpuUuid, Remembered] | None = None  # all of it; None: as it was
     attempts: list[AttemptEnd] = field(default_factory=list)
     events: list[tuple[int, Event]] = field(default_factory=list)  # with their ids
     audits: list[AuditRow] = field(default_factory=list)
@@ -228,6 +230,7 @@ class Changes:
             or self.promises
             or self.gpus
             or self.gpu_uses
+            or self.health is not None
             or self.attempts
             or self.events
             or self.audits
@@ -247,6 +250,7 @@ class Loaded:
     promises: tuple[PromiseRow, ...]  # without outcome
     gpus: tuple[GpuRow, ...]
     gpu_uses: tuple[GpuUse, ...]  # of jobs that are not final
+    health: Mapping[GpuUuid, Remembered]
     last_event_id: int
     submissions: tuple[Submission, ...]  # the newest RECENT_SUBMISSIONS_MAX, oldest first
 
@@ -355,10 +359,7 @@ class Store:
             _upsert(db, "account", _fields(row))
         for promise in changes.promises.values():
             _upsert(db, "promise", _fields(promise))
-        for gpu in changes.gpus.values():
-            _upsert(db, "gpu", _fields(gpu))
-        for use in changes.gpu_uses:
-            _upsert(db, "gpu_use", _fields(use))
+        _write_gpus(db, changes)
         for end in changes.attempts:
             _write_attempt_end(db, end)
         db.executemany(
@@ -409,6 +410,7 @@ class Store:
             ),
             gpus=tuple(_gpu_row_from(row) for row in db.execute("SELECT * FROM gpu")),
             gpu_uses=tuple(_gpu_uses(db, "job.final = 0")),
+            health=_read_health(db),
             last_event_id=db.execute("SELECT coalesce(max(event_id), 0) FROM event").fetchone()[0],
             submissions=tuple(_submission_from(row) for row in reversed(recent)),
         )
@@ -755,6 +757,28 @@ def _meta(db: sqlite3.Connection, key: str) -> Any:
 def _write_mark(db: sqlite3.Connection, mark: ClockMark) -> None:
     content = json.dumps([mark.boot_id, mark.offset_s, mark.scheduler_s, mark.wall_s])
     db.execute("INSERT OR REPLACE INTO meta VALUES ('clock', ?)", (content,))
+
+
+def _write_gpus(db: sqlite3.Connection, changes: Changes) -> None:
+    for gpu in changes.gpus.values():
+        _upsert(db, "gpu", _fields(gpu))
+    for use in changes.gpu_uses:
+        _upsert(db, "gpu_use", _fields(use))
+    if changes.health is not None:
+        _write_health(db, changes.health)
+
+
+def _write_health(db: sqlite3.Connection, health: Mapping[GpuUuid, Remembered]) -> None:
+    content = json.dumps({uuid: [row.pardoned, row.errors_seen] for uuid, row in health.items()})
+    db.execute("INSERT OR REPLACE INTO meta VALUES ('health', ?)", (content,))
+
+
+def _read_health(db: sqlite3.Connection) -> dict[GpuUuid, Remembered]:
+    content: dict[str, tuple[list[str], int]] = json.loads(_meta(db, "health") or "{}")
+    return {
+        GpuUuid(uuid): Remembered(tuple(pardoned), errors)
+        for uuid, (pardoned, errors) in content.items()
+    }
 
 
 def _read_mark(db: sqlite3.Connection) -> ClockMark | None:

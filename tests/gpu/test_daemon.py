@@ -552,6 +552,26 @@ def test_an_xid_79_quarantines_its_gpu_and_is_the_cause_of_death(
         until(lambda: gpus_by_index(client)[0] == "ok", "an admin's word counts")
 
 
+def test_an_admin_s_word_over_a_gpu_outlives_the_daemon(
+    driver: FakeDriver, daemon_over: Start
+) -> None:
+    """A failed row remap that an admin can live with, and errors that were counted already."""
+    # No recovery action, 3 uncorrectable errors, no remap pending, one failed.
+    driver.gpu(0, field=["230 0", "4 3", "144 0", "145 1"])
+    daemon = daemon_over(driver, *QUICK)
+    with daemon.client() as client:
+        until(lambda: gpus_by_index(client)[0] == "sick", "it is noticed")
+        assert daemon.run("gctl", "resume", "0").returncode == 0
+        until(lambda: gpus_by_index(client)[0] == "ok", "an admin's word counts")
+        client.wait(client.submit(["true"], output="/dev/null").id, timeout_s=60)
+    daemon.kill()
+    daemon.start()
+    with daemon.client() as client:
+        job = client.submit(["true"], output="/dev/null")
+        assert client.wait(job.id, timeout_s=60).state is JobState.COMPLETED
+        assert gpus_by_index(client)[0] == "ok"
+
+
 def test_release_lets_go_of_the_driver_and_resume_takes_it_back(
     driver: FakeDriver, daemon_over: Start
 ) -> None:

@@ -9,6 +9,7 @@ import pytest
 from gpuschedd.config import Nvml
 from gpuschedd.core.model import GpuState
 from gpuschedd.gpus import GpuSourceDown
+from gpuschedd.health import HealthBook, Remembered
 from tests.gpu.test_facts_library import wait_for_backoff
 from tests.support.fake_nvml.driver import UNKNOWN, XID, FakeDriver, uuid_of
 from tests.support.gpus import Judge, Source
@@ -222,6 +223,22 @@ def test_a_sick_gpu_recovers_by_itself_or_by_hand_57(
     assert judge.gpu(source.sample(health=True)).state is GpuState.SICK
     judge.health.pardon(UUID)  # type: ignore[arg-type]
     assert judge.gpu(source.sample(health=True)).state is GpuState.OK
+
+
+def test_what_was_overruled_or_counted_is_known_to_the_next_daemon_57(
+    driver: FakeDriver, gpus: Open, judge: Judge
+) -> None:
+    fields(driver, recovery=4, ecc=2)
+    source = gpus()
+    judge.gpu(source.sample(health=True))
+    judge.health.pardon(UUID)  # type: ignore[arg-type]
+    remembered = judge.health.remembered()
+    assert remembered == {UUID: Remembered(("action", "remap"), 2)}
+    after = HealthBook(judge.health.rules, remembered=remembered)
+    assert after.take(source.sample(health=True)) == []
+    fields(driver, recovery=4, ecc=3)
+    (change,) = after.take(source.sample(health=True))
+    assert "Xid 48" in str(change.illness)
 
 
 def test_an_xid_79_stays_until_a_reboot_57(driver: FakeDriver, gpus: Open, judge: Judge) -> None:
