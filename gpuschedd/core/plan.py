@@ -128,6 +128,7 @@ class _Pass:
         merge = self._open_merge()
         if self.snapshot.gpus:
             self._walk(merge)
+        merge.close()
         self._cpu_jobs()
         reservation = self._reservation()
         return Plan(
@@ -426,6 +427,10 @@ class _Pass:
             return
         taken = sum(1 for job in self.snapshot.running if not job.grants)
         merge = Merge(self.snapshot, self.policy, self.horizon, cpu=True)
+        self._walk_cpu(merge, taken)
+        merge.close()
+
+    def _walk_cpu(self, merge: Merge, taken: int) -> None:
         explained = 0
         while (entry := merge.pop()) is not None:
             if self._over_limit(entry):

@@ -142,6 +142,11 @@ class Merge:
         own = self.own_priority(job, fair)
         return Entry(-own, job.nice, job.eligible_since_s, job.job_id, job, stream, True, None)
 
+    def close(self) -> None:
+        """Let go of all entries: they refer to the merge, and would outlive it until collected."""
+        self._heap.clear()
+        self._skip = self._skip_list = None
+
     def drop(self, entry: Entry) -> None:
         """Look no further at that user's list."""
         entry.stream.dropped = True
