@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import click
 
-from gpusched_client.errors import GpuschedError, Invalid
+from gpusched_client.errors import GpuschedError, Invalid, StorageError
 from gpuschedd.core.model import DAY_S, HOUR_S, NEVER_S, Backfill, Gpu, Order, Policy
 from gpuschedd.replay.engine import Replay, Replayed
 from gpuschedd.replay.stats import Figures, Waits, figures
@@ -46,16 +47,68 @@ def _seconds(_ctx: click.Context, _param: click.Parameter, value: str) -> float:
 
 @click.command()
 @click.argument("workload", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--gpus", type=click.IntRange(1), help="So many equal GPUs.")
-@click.option("--host", help="The GPUs with their memory, like 8x80G or 2x80G+2x24G.")
-@click.option("--backfill", type=click.Choice([mode.value for mode in Backfill]), default="easy")
-@click.option("--order", type=click.Choice([order.value for order in Order]), default="priority")
-@click.option("--w-fair", type=click.FloatRange(0), default=1000.0, show_default=True)
-@click.option("--w-age", type=click.FloatRange(0, min_open=True), default=10.0, show_default=True)
-@click.option("--half-life", callback=_seconds, default="7d", show_default=True)
-@click.option("--age-jobs", type=click.IntRange(0), default=1, show_default=True)
-@click.option("--promise-within", callback=_seconds, default="24h", show_default=True)
-@click.option("--starts", type=click.Path(dir_okay=False, path_type=Path), help="Write the starts.")
+@click.option("--gpus", type=click.IntRange(1), metavar="N", help="So many equal GPUs.")
+@click.option("--host", metavar="HOST", help="GPUs with their memory, as 8x80G or 2x80G+2x24G.")
+@click.option(
+    "--backfill",
+    type=click.Choice([mode.value for mode in Backfill]),
+    default="easy",
+    show_default=True,
+    help="How jobs pass one that is blocked.",
+)
+@click.option(
+    "--order",
+    type=click.Choice([order.value for order in Order]),
+    default="priority",
+    show_default=True,
+    help="fcfs is submit order without fair-share and age.",
+)
+@click.option(
+    "--w-fair",
+    type=click.FloatRange(0),
+    metavar="WEIGHT",
+    default=1000.0,
+    show_default=True,
+    help="Weight of the fair-share factor.",
+)
+@click.option(
+    "--w-age",
+    type=click.FloatRange(0, min_open=True),
+    metavar="WEIGHT",
+    default=10.0,
+    show_default=True,
+    help="Weight of an hour of waiting.",
+)
+@click.option(
+    "--half-life",
+    callback=_seconds,
+    metavar="TIME",
+    default="7d",
+    show_default=True,
+    help="Usage counts half after this time.",
+)
+@click.option(
+    "--age-jobs",
+    type=click.IntRange(0),
+    metavar="N",
+    default=1,
+    show_default=True,
+    help="Jobs of each user that gain age at a time; 0 is all.",
+)
+@click.option(
+    "--promise-within",
+    callback=_seconds,
+    metavar="TIME",
+    default="24h",
+    show_default=True,
+    help="A start this near is promised; 0 never, inf always.",
+)
+@click.option(
+    "--starts",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write job_id,start_s,end_s.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 def replay(
     workload: Path,
@@ -105,8 +158,17 @@ def replay(
     except BrokenPipeError:
         raise  # a reader that left, as `| head` does: click ends quietly
     except OSError as error:
-        click.echo(f"gpuschedd replay: {error}", err=True)
-        sys.exit(74)
+        click.echo(f"gpuschedd replay: cannot write the report: {error.strerror}", err=True)
+        _forget_the_report()
+        sys.exit(StorageError.exit_status)
+
+
+def _forget_the_report() -> None:
+    """What cannot be written is still buffered: the interpreter's last try must not fail again."""
+    with suppress(OSError, ValueError):
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
 
 
 def _cards(count: int | None, host: str | None) -> tuple[Gpu, ...]:
@@ -127,12 +189,17 @@ def _progress(jobs: int) -> Iterator[Callable[[int], None] | None]:
 
 def _write_starts(path: Path, jobs: tuple[TraceJob, ...], done: Replayed) -> None:
     """`job_id,start_s,end_s` in input order; jobs that were left out are missing."""
-    with path.open("w", encoding="utf-8", newline="") as file:
-        rows = csv.writer(file, lineterminator="\n")
-        rows.writerow(("job_id", "start_s", "end_s"))
-        for job, ran in zip(jobs, done.ran, strict=True):
-            if ran is not None:
-                rows.writerow((job.name, _plain(ran.start_s), _plain(ran.end_s)))
+    try:
+        with path.open("w", encoding="utf-8", newline="") as file:
+            rows = csv.writer(file, lineterminator="\n")
+            rows.writerow(("job_id", "start_s", "end_s"))
+            for job, ran in zip(jobs, done.ran, strict=True):
+                if ran is not None:
+                    rows.writerow((job.name, _plain(ran.start_s), _plain(ran.end_s)))
+    except OSError as error:
+        raise StorageError(
+            f"cannot write {path}: {error.strerror}; give --starts a place that can be written"
+        ) from error
 
 
 def _plain(seconds: float) -> str:

@@ -57,7 +57,8 @@ def read_workload(path: Path) -> Workload:
     name = path.name.removesuffix(".gz")
     try:
         with _open(path) as lines:
-            return _read_swf(lines) if name.endswith(".swf") else _read_csv(lines, path.name)
+            is_swf = name.endswith(".swf")
+            return _read_swf(lines, path.name) if is_swf else _read_csv(lines, path.name)
     except (OSError, EOFError, zlib.error) as error:
         raise Invalid(f"{path}: {error}") from error
 
@@ -129,7 +130,7 @@ def _field(row: dict[str, str | None], column: str) -> str:
     return text.strip()
 
 
-def _read_swf(lines: TextIO) -> Workload:
+def _read_swf(lines: TextIO, name: str) -> Workload:
     jobs, unusable = [], 0
     for number, line in enumerate(lines, start=1):
         fields = line.split()
@@ -138,7 +139,7 @@ def _read_swf(lines: TextIO) -> Workload:
         try:
             job = _swf_job(fields)
         except (ValueError, OverflowError) as error:
-            raise Invalid(f"line {number}: {error}") from error
+            raise Invalid(f"{name}, line {number}: {error}") from error
         unusable += job is None
         jobs += [] if job is None else [job]
     return Workload(tuple(jobs), unusable)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -188,15 +189,28 @@ def test_a_broken_trace_names_the_line(tmp_path: Path, line: str) -> None:
     path = tmp_path / "w.swf"
     path.write_text(f"; a comment\n{line}\n")
     done = run(str(path), "--gpus", "4")
-    assert (done.exit_code, "line 2" in done.output) == (2, True)
+    assert (done.exit_code, "w.swf, line 2: " in done.output) == (2, True)
 
 
 def test_a_report_that_cannot_be_written_is_an_error_without_traceback(made: Path) -> None:
     command = [sys.executable, "-m", "gpuschedd.main", "replay", str(made), "--gpus", "4"]
+    # Buffered, as it is for people: what could not be written is tried once more at the very end.
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     with open("/dev/full", "wb") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, check=False)
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, env=buffered, check=False
+        )
     assert done.returncode == 74
-    assert b"Traceback" not in done.stderr
+    assert done.stderr == (b"gpuschedd replay: cannot write the report: No space left on device\n")
+
+
+def test_starts_that_cannot_be_written_name_their_place(made: Path) -> None:
+    done = run(str(made), "--gpus", "4", "--starts", "/nonexistent/starts.csv")
+    assert done.exit_code == 74
+    assert done.output == (
+        "gpuschedd replay: cannot write /nonexistent/starts.csv: No such file or directory; "
+        "give --starts a place that can be written\n"
+    )
 
 
 def test_a_name_in_a_trace_drives_no_terminal(tmp_path: Path) -> None:
