@@ -80,6 +80,8 @@ def test_nothing_is_imported_once_the_claim_is_taken(host: Host) -> None:
     assert [call for call in after if calls.index(call) < executed or stdlib in call] == []
 
 
+@pytest.mark.root
+@needs_paths
 def test_a_cancel_in_the_set_up_runs_nothing_of_the_user_s(host: Host) -> None:
     hold_up(host, "chdir", host.work, DELAY_S)
     job = begin(host, "touch", "ran")
@@ -93,6 +95,8 @@ def test_a_cancel_in_the_set_up_runs_nothing_of_the_user_s(host: Host) -> None:
     assert not (host.work / "ran").exists()
 
 
+@pytest.mark.root
+@needs_paths
 def test_a_cancel_between_started_and_the_exec_is_a_cancel(host: Host) -> None:
     hold_up(host, "execve", "/bin/sh", DELAY_S)
     job = begin(host, "/bin/sh", "-c", "touch ran")
@@ -103,6 +107,8 @@ def test_a_cancel_between_started_and_the_exec_is_a_cancel(host: Host) -> None:
     assert not (host.work / "ran").exists()
 
 
+@pytest.mark.root
+@needs_paths
 def test_a_signal_ordered_before_the_exec_waits_for_it(host: Host) -> None:
     log = hold_up(host, "execve", "/bin/sleep", DELAY_S)
     job = begin(host, "/bin/sleep", "600")
@@ -214,6 +220,8 @@ def test_no_path_of_the_user_s_is_touched_before_the_fork(host: Host) -> None:
     assert touching == {str(started.pid)}
 
 
+@pytest.mark.root
+@needs_paths
 def test_a_set_up_that_hangs_is_ended_at_its_deadline(host: Host) -> None:
     """With a deadline of 2 s for 30, and a directory that takes twice that to enter."""
     place = os.path.dirname(supervisor.__file__)
