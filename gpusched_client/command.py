@@ -6,6 +6,7 @@ Must not know any single command.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -112,6 +113,8 @@ def note(text: str) -> None:
     """Tell the person something that is not the answer."""
     from gpusched_client.render import printable
 
+    with contextlib.suppress(OSError, ValueError):  # whoever writes the answer last tells of it
+        sys.stdout.flush()  # where both go to one place, what was said first comes first
     try:
         sys.stderr.write("\n".join(map(printable, text.splitlines())) + "\n")
         sys.stderr.flush()
@@ -123,6 +126,20 @@ if TYPE_CHECKING:
     _IntegerType = click.ParamType[int]
 else:
     _IntegerType = click.ParamType  # not generic in older clicks
+
+
+class Whole(click.IntRange):
+    """A whole number between two bounds; a refusal names them, as the help does."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            return int(super().convert(value, param, ctx))
+        except click.BadParameter:
+            text = f"{value!r} is not a whole number from {self._describe_range()}"
+            self.fail(text, param, ctx)
+
+    def _describe_range(self) -> str:
+        return f"{self.min} to {self.max}"
 
 
 class _Amount(_IntegerType):

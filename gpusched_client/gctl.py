@@ -12,6 +12,7 @@ from gpusched_client.command import (
     MEMORY,
     TIME_LIMIT,
     Group,
+    Whole,
     answer,
     note,
     terminal_width,
@@ -127,7 +128,7 @@ def release(words: tuple[str, ...], as_json: bool) -> int:
 @click.option("-t", "--time", "time_limit", type=TIME_LIMIT, metavar="TIME", help="New limit.")
 @click.option(
     "--nice",
-    type=click.IntRange(-1000, 1000),
+    type=Whole(-1000, 1000),
     metavar="N",
     help="New nice value; owners may only raise it.",
 )

@@ -9,6 +9,7 @@ import click
 from gpusched_client.command import (
     CONTEXT_SETTINGS,
     Command,
+    Whole,
     answer,
     note,
     own_uid,
@@ -41,7 +42,7 @@ PAGES_MAX = 20  # that are turned back to find the oldest waiting jobs
 @click.option(
     "-n",
     "--limit",
-    type=click.IntRange(1, 1000),
+    type=Whole(1, 1000),
     metavar="N",
     help="Show so many (50; with --json 1000).",
 )
@@ -123,7 +124,8 @@ def _status(client: Client, options: dict[str, Any]) -> None:
 
     ids = _ids(client, [options["status"]])
     if len(ids) != 1:
-        raise click.BadParameter("name one job", param_hint="--status")
+        named = f"{options['status']!r} names {len(ids)} jobs; name one"
+        raise click.BadParameter(named, param_hint="--status")
     word = status_word(client.job(ids[0]))
     answer(json_text({"status": word}) if options["as_json"] else f"{word}\n")
 
@@ -160,6 +162,20 @@ def _listing(client: Client, options: dict[str, Any]) -> None:
     if result.total > len(jobs) and (states is None or all(state.is_live for state in states)):
         jobs = _head_of_long_list(client, filters, jobs, limit)
     _show(_first_of(jobs, limit), result.total, options)
+    if not jobs:
+        _tell_unknown(filters["users"] or ())
+
+
+def _tell_unknown(users: Iterable[str]) -> None:
+    """An empty list may be due to a slip in a name; who has gone still has jobs on record."""
+    import pwd
+
+    for user in users:
+        if not user.isdecimal():
+            try:
+                pwd.getpwnam(user)
+            except KeyError:
+                note(f"gq: no user is named {user!r} here")
 
 
 def _first_of(jobs: Sequence[JobView], limit: int) -> Sequence[JobView]:

@@ -14,6 +14,7 @@ from gpusched_client.command import (
     MEMORY,
     TIME_LIMIT,
     Command,
+    Whole,
     answer,
     note,
 )
@@ -69,11 +70,13 @@ class _Gsub(Command):
     "gsub -c 'make && ./bench' · gsub train.sh (options in its #GSUB lines)",
 )
 @click.option("-c", "--command", "line", metavar="LINE", help="Run a shell line with /bin/sh.")
-@click.option("--script", "script_file", metavar="FILE", help="Run this script as it is now.")
+@click.option(
+    "--script", "script_file", metavar="FILE", help="Run this script as it is now; - is stdin."
+)
 @click.option(
     "-g",
     "--gpus",
-    type=click.IntRange(0, 1024),
+    type=Whole(0, 1024),
     metavar="N",
     default=1,
     show_default=True,
@@ -92,7 +95,7 @@ class _Gsub(Command):
 @click.option(
     "--mem", "memory", type=HOST_MEMORY, metavar="SIZE", help="Host memory it may use, as 64G."
 )
-@click.option("--cpus", type=click.IntRange(1, 65536), metavar="N", help="CPUs it may keep busy.")
+@click.option("--cpus", type=Whole(1, 65536), metavar="N", help="CPUs it may keep busy.")
 @click.option(
     "-t",
     "--time",
@@ -107,7 +110,7 @@ class _Gsub(Command):
 @click.option("-D", "--chdir", metavar="DIR", help="Run in this directory.")
 @click.option(
     "--nice",
-    type=click.IntRange(-1000, 1000),
+    type=Whole(-1000, 1000),
     metavar="N",
     default=0,
     help="Lower the job's priority.",
@@ -115,7 +118,7 @@ class _Gsub(Command):
 @click.option("--hold", is_flag=True, help="Submit held; it waits for a release.")
 @click.option(
     "--retries",
-    type=click.IntRange(0, 100),
+    type=Whole(0, 100),
     metavar="N",
     default=0,
     help="Tries again after CUDA out of memory, with more VRAM.",
@@ -132,6 +135,8 @@ def cli(ctx: click.Context, /, **options: Any) -> int:
     The first word that is no option begins the command. A shell script, or a file with #GSUB or
     #SBATCH lines, is captured as it is now; any other command runs from where it lies.
     """
+    if options["parsable"] and options["as_json"]:
+        raise click.UsageError("--parsable and --json exclude each other.")
     script = _script(options)
     if script is not None:
         options = _with_script_options(ctx, script, options)
@@ -148,9 +153,13 @@ def _script(options: dict[str, Any]) -> Script | None:
     if options["line"] is not None:
         if words or options["script_file"] is not None:
             raise click.UsageError("-c takes the whole command; give no other beside it.")
+        if not options["line"].strip():
+            raise click.UsageError(f"-c {options['line']!r} is no command; give it a shell line.")
         return None
     from gpusched_client import script
 
+    if options["script_file"] == "-":
+        return _script_from_stdin()
     if options["script_file"] is not None:
         return script.read_script(options["script_file"])
     if not words:

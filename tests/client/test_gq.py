@@ -328,6 +328,22 @@ def test_unknown_jobs_are_67(serve: Serve, run: Any) -> None:
     several = run(cli, "7", "8")
     assert (several.status, several.err) == (67, "gq: no such job: 7\n")
     assert several.out.count("\n") == 2
+    together = shell("$GQ 7 8 2>&1").stdout.splitlines()
+    assert [line.split()[0] for line in together] == ["JOBID", "8", "gq:"]
+
+
+def test_an_empty_list_tells_of_a_name_that_is_nobodys(serve: Serve, run: Any) -> None:
+    serve(listing([]))
+    outcome = run(cli, "-u", "nosuchuser,root,4711")
+    assert (outcome.status, outcome.err) == (0, "gq: no user is named 'nosuchuser' here\n")
+    assert run(cli, "-u", "root").err == ""
+
+
+def test_a_status_is_one_jobs(serve: Serve, run: Any) -> None:
+    serve({})
+    outcome = run(cli, "--status", "1-3")
+    assert outcome.status == 2
+    assert "'1-3' names 3 jobs; name one" in outcome.err
 
 
 def test_gpus_show_what_is_unknown_as_unknown(serve: Serve, run: Any, golden: Any) -> None:

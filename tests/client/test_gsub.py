@@ -195,12 +195,13 @@ def test_only_shell_scripts_and_files_with_option_lines_are_captured(
     assert ("argv" in sent(server)) != is_captured
 
 
+@pytest.mark.parametrize("dash", [["-"], ["--script", "-"]])
 def test_a_script_comes_from_stdin_for_a_dash(
-    serve: Serve, run: Any, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, run: Any, monkeypatch: pytest.MonkeyPatch, dash: list[str]
 ) -> None:
     server = serve(accepting())
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"#!/bin/sh\n#GSUB -g 3\n")))
-    run(cli, "-", "a")
+    run(cli, *dash, "a")
     job = sent(server)
     assert (job["script"], job["args"]) == (b"#!/bin/sh\n#GSUB -g 3\n", [b"a"])
     assert (job["gpus"], job["name"]) == (3, "script")
@@ -343,7 +344,10 @@ def test_usage_errors_explain_themselves(run: Any, golden: Any) -> None:
         ["-t", "0", "true"],
         ["-g", "-1", "true"],
         ["-g", "9999", "true"],
+        ["-g", "two", "true"],
         ["-c", "true", "true"],
+        ["-c", ""],
+        ["--json", "--parsable", "true"],
         ["-J", " blank", "true"],
         ["--script", "/nowhere/x.sh"],
     ]
