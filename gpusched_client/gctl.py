@@ -75,7 +75,7 @@ def gpus_release(reason: str) -> int:
     with _client() as client:
         result = client.gpus_release(reason)
     busy = sorted({job for gpu in result.gpus for job in gpu.jobs})
-    still = f"; jobs {', '.join(map(str, busy))} still use it" if busy else ""
+    still = f"; {_jobs(busy)} still use{'s' if len(busy) == 1 else ''} it" if busy else ""
     answer(f"the driver is released{still}\n")
     return 0
 
@@ -97,8 +97,13 @@ def _say_gpu(gpu: Any) -> None:
     from gpusched_client.render import printable
 
     reason = f": {printable(gpu.reason)}" if gpu.reason else ""
-    jobs = f", still runs {', '.join(map(str, gpu.jobs))}" if gpu.jobs else ""
+    jobs = f"; runs {_jobs(gpu.jobs)}" if gpu.jobs else ""
     answer(f"GPU {gpu.index}: {printable(gpu.state)}{reason}{jobs}\n")
+
+
+def _jobs(job_ids: Sequence[int]) -> str:
+    """As "job 7" or "jobs 7, 9"."""
+    return f"job{'' if len(job_ids) == 1 else 's'} {', '.join(map(str, job_ids))}"
 
 
 # ------------------------------------------------------------------------------------- jobs

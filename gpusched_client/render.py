@@ -119,8 +119,10 @@ def gpu_or_reason(job: JobView) -> str:
 def _reason_text(job: JobView) -> str:
     if job.reason is None:
         return ""
-    text = f"{job.reason.code}: {job.reason.text}" if job.reason.text else job.reason.code
-    return printable(text)
+    code, text = str(job.reason.code), job.reason.text
+    if text.lower().startswith(code.lower()):  # "held by its owner" says it already
+        return printable(code + text[len(code) :])
+    return printable(f"{code}: {text}" if text else code)
 
 
 def _ending_text(job: JobView) -> str:

@@ -784,7 +784,8 @@ class Handlers:
             raise NotFound(f"GPU {name} is in MIG mode; name its slices: {', '.join(slices)}")
         if len(found) != 1:
             known = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in gpus[:16]) or "none"
-            raise NotFound(f"{len(found)} GPUs are named {name!r}; known: {known}")
+            matching = f"{len(found)} GPUs are" if found else "no GPU is"
+            raise NotFound(f"{matching} named {name!r}; known: {known}")
         return found[0]
 
     async def _reload(

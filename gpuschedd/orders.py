@@ -368,14 +368,17 @@ def _top_one(batch: Batch, caller: Caller, job: Job) -> tuple[str, JobState]:
         raise Conflict(f"job {job.job_id} is {job.state}; only a queued job can be put first")
     if caller.is_admin:
         batch.put(replace(job, nice=NICE_MIN))
-        text = f"nice {NICE_MIN}"
+        text = f"first of all, by nice {NICE_MIN}"
     else:
         ahead = [other for other in _own_waiting(batch, job) if other.nice <= job.nice]
         if ahead and job.nice >= NICE_MAX:
             raise Conflict(f"job {job.job_id} has nice {job.nice}; no job can give way to it")
         for other in ahead:
             batch.put(replace(other, nice=job.nice + 1))
-        text = f"first of yours; {len(ahead)} others have nice {job.nice + 1}"
+        text = "first of yours"
+        if ahead:
+            others = "1 other has" if len(ahead) == 1 else f"{len(ahead)} others have"
+            text += f"; {others} nice {job.nice + 1} now"
     batch.note("job_updated", job, changed=[f"top: {text}"], by=caller.user)
     return text, job.state
 

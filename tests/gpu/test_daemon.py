@@ -583,7 +583,7 @@ def test_release_lets_go_of_the_driver_and_resume_takes_it_back(
         until(lambda: is_running(client, job.id), "it runs on GPU 0")
         said = daemon.run("gctl", "gpus", "release", "--reason", "MIG of GPU 1")
         assert said.stderr == ""
-        assert said.stdout == f"the driver is released; jobs {job.id} still use it\n"
+        assert said.stdout == f"the driver is released; job {job.id} still uses it\n"
         assert not _nvml_children(daemon)
         waits = client.submit(["true"], vram="4G", output="/dev/null")
         until_reason(client, waits.id, "released by an admin: MIG of GPU 1")
