@@ -406,7 +406,9 @@ class Handlers:
         return JobsResult(jobs=await self._views(caller, jobs), total=total)
 
     async def _views(self, caller: Caller, jobs: Iterable[Job]) -> tuple[JobView, ...]:
-        """As the caller may see them. Others have their turns in between."""
+        """As the caller may see them, each as it is given: jobs of different instants would
+        contradict each other. Others have their turns in between.
+        """
         state, clock = self._controller.state, self._controller.clock
         jobs = tuple(jobs)
         waits = any(job.state is JobState.PENDING for job in jobs)
@@ -415,10 +417,9 @@ class Handlers:
         briefs = await self._read(caller, lambda history: history.briefs(job_ids)) if jobs else {}
         shown = []
         for number, job in enumerate(jobs, start=1):
-            present = state.jobs.get(job.job_id, job)
             own = caller.may_change(job)
             hides = self._hides_names(caller) and not own
-            view = views.job_view(state, clock, present, expected, own=own, hides_name=hides)
+            view = views.job_view(state, clock, job, expected, own=own, hides_name=hides)
             brief = None if hides else briefs.get(job.job_id)
             shown.append(view if brief is None else views.with_brief(view, brief))
             if number % VIEWS_AT_ONCE == 0:
