@@ -292,8 +292,11 @@ class JobDir:
         """Take the claim for the daemon, so that no supervisor can start this attempt.
 
         Returns the claim that stands: the daemon's, or that of the supervisor that was first. A
-        directory that is missing is made: the supervisor that finds it has no spec.
+        directory that is missing is made: the supervisor that finds it has no spec. Only a claim
+        that is free takes room on the disk.
         """
+        if (taken := self.claim()) is not None:
+            return taken
         self._make()
         dir_fd = self._open_fd()
         try:

@@ -12,6 +12,7 @@ import os
 import socket
 from collections.abc import Awaitable, Callable, Collection, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -40,6 +41,7 @@ from gpuschedd.supervisor import STORAGE_ERRNOS
 log = logging.getLogger(__name__)
 
 LAUNCH_TIMEOUT_S = 30.0  # from the launch to the supervisor's claim
+ROOM_PAUSE_S = 1.0  # between two tries to write on a full disk
 LEFTOVER_PAUSE_S = 0.2  # between two looks while the processes of a lost supervisor are ended
 DISOBEDIENCE_S = 30.0  # past the grace: then the supervisor itself is stopped
 HINT_BYTES_MAX = 64
@@ -64,6 +66,10 @@ class Sighting:
     account_gone: bool = False  # launch_error is that the job is nobody's any more
     storage_error: str | None = None
     detail: str | None = None
+
+
+class NoRoom(Exception):
+    """The disk does not take the claim for now, so nobody can say whether the attempt may run."""
 
 
 class Runner:
@@ -118,9 +124,24 @@ class Runner:
             await self._remove(job_dir)
 
     async def recover(self, key: Key, uid: int, orders: Orders, *, ran: bool) -> None:
-        """Find out what became of an attempt while nobody watched; `ran`: the books say it did."""
+        """Find out what became of an attempt while nobody watched; `ran`: the books say it did.
+
+        The start waits for nothing that may take long: what needs room on a full disk, or an end
+        of processes that do not end, goes on beside it.
+        """
         self._uids[key] = uid
-        await self._recover(key, orders, ran=ran)
+        try:
+            await self._recover(key, orders, ran=ran)
+        except NoRoom:
+            self._go(self._recover_with_room(key, orders, ran=ran))
+
+    async def _recover_with_room(self, key: Key, orders: Orders, *, ran: bool) -> None:
+        """Again until the disk takes the claim: before that nobody knows whether it may run."""
+        while key in self._uids:
+            await asyncio.sleep(ROOM_PAUSE_S)
+            with suppress(NoRoom):
+                await self._recover(key, orders, ran=ran)
+                return
 
     def look(self, key: Key) -> None:
         """Read the directory soon; looks that are asked for meanwhile become one."""
@@ -223,7 +244,7 @@ class Runner:
             await self._in_thread(lambda: self._remove_unstarted(key))
             self._report(Sighting(*key, seen=None, storage_error=str(error)))
             return
-        seen = await self._in_thread(lambda: self._fenced(key))
+        seen = await self._fenced(key)
         self._report(
             Sighting(
                 *key,
@@ -248,21 +269,34 @@ class Runner:
 
     async def _time_out(self, key: Key) -> None:
         async with self._lock(key):
-            seen = await self._in_thread(lambda: self._fenced(key))
+            seen = await self._fenced(key)
         if seen is not None and seen.claim is not None and seen.claim.by == "supervisor":
             self.look(key)
             return
         error = f"no supervisor within {LAUNCH_TIMEOUT_S:.0f} s"
         self._report(Sighting(*key, seen=seen, launch_error=error))
 
-    def _fenced(self, key: Key) -> Observation | None:
-        """Take the claim if it is free; what stands afterwards. None: not even that is possible."""
+    async def _fenced(self, key: Key) -> Observation | None:
+        """Take the claim if it is free; what stands afterwards. None: not even that is possible.
+
+        A full disk only delays it: who gave up here could not say that nothing starts later.
+        """
+        while key in self._uids:
+            with suppress(NoRoom):
+                return await self._in_thread(lambda: self._fence_once(key))
+            await asyncio.sleep(ROOM_PAUSE_S)
+        return None
+
+    def _fence_once(self, key: Key) -> Observation | None:
+        """The same. Raises NoRoom."""
         job_dir = JobDir.open(self._jobs_root, *key)
         try:
             job_dir.fence()
             return job_dir.observe()
         except (OSError, JobDirError) as error:
             log.warning("fence_failed job=%d attempt=%d error=%s", *key, error)
+            if isinstance(error, OSError) and error.errno in STORAGE_ERRNOS:
+                raise NoRoom(str(error)) from error
             return None
 
     async def _order(self, key: Key, orders: Orders) -> None:
@@ -281,7 +315,7 @@ class Runner:
                 return  # the attempt is over
             except OSError as error:
                 log.warning("orders_failed job=%d attempt=%d error=%s", *key, error)
-                await asyncio.sleep(1.0)
+                await asyncio.sleep(ROOM_PAUSE_S)
         pidfd = self._pidfds.get(key)
         if pidfd is None:
             pidfd = await self._attach(key)
@@ -290,7 +324,7 @@ class Runner:
 
     async def _fence(self, key: Key, orders: Orders) -> None:
         async with self._lock(key):
-            seen = await self._in_thread(lambda: self._fenced(key))
+            seen = await self._fenced(key)
             if seen is None or (seen.claim is not None and seen.claim.by == "supervisor"):
                 await self._publish(key, orders)
                 seen = None
@@ -300,17 +334,27 @@ class Runner:
             self._report(Sighting(*key, seen=seen))
 
     async def _recover(self, key: Key, orders: Orders, *, ran: bool) -> None:
-        """Start-up: fence what nobody claimed, write the orders again for what lives."""
+        """Start-up: fence what nobody claimed, write the orders again for what lives.
+
+        Raises NoRoom.
+        """
         async with self._lock(key):
-            seen = await self._in_thread(lambda: self._fenced(key))
-            if await self._attach(key) is not None:
-                await self._publish(key, orders)
-        if seen is None or (seen.claim is not None and seen.claim.by == "supervisor"):
+            seen = await self._in_thread(lambda: self._fence_once(key))
+            lives = await self._attach(key) is not None
+        if lives:
+            self._go(self._order(key, orders))
+        elif seen is None or (seen.claim is not None and seen.claim.by == "supervisor"):
             self.look(key)
-            return
-        while ran and await self._end_leftovers(key, seen):
+        elif ran and await self._end_leftovers(key, seen):
+            self._go(self._report_unclaimed(key, seen))
+        else:
+            self._report(_unclaimed(key, seen))
+
+    async def _report_unclaimed(self, key: Key, seen: Observation) -> None:
+        """Its processes outlived its directory: its GPUs are free when the last one is gone."""
+        while await self._end_leftovers(key, seen):
             await asyncio.sleep(LEFTOVER_PAUSE_S)
-        self._report(Sighting(*key, seen=seen, detail="found unclaimed at start-up"))
+        self._report(_unclaimed(key, seen))
 
     async def _look_until_quiet(self, key: Key) -> None:
         """Look, and once more if somebody asked meanwhile."""
@@ -428,3 +472,7 @@ class Runner:
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+def _unclaimed(key: Key, seen: Observation) -> Sighting:
+    return Sighting(*key, seen=seen, detail="found unclaimed at start-up")

@@ -208,6 +208,16 @@ def test_a_full_disk_refuses_the_spec_and_leaves_nothing_half(host: Host, small_
     assert found.spec() is None
 
 
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a small file system")
+def test_a_claim_that_is_taken_is_seen_on_a_full_disk(host: Host, small_disk: str) -> None:
+    """Only a free claim takes room: who holds it must be known at any time."""
+    del small_disk
+    job = host.start("sleep", "60")
+    host.fill_disk()
+    assert job.fence() == job.claim()
+
+
 @pytest.fixture
 def small_disk(host: Host) -> Iterator[str]:
     with host.small_disk() as path:
