@@ -221,6 +221,10 @@ class Runner:
                 await loop.run_in_executor(self._launches, self._create_and_launch, *made)
             except LaunchFailed as failure:
                 error = failure
+            except Exception as bug:
+                # Nobody else would look at the attempt again: it goes the way of failed launches.
+                log.exception("launch_broke job=%d attempt=%d", *key)
+                error = LaunchFailed(f"{type(bug).__name__}: {bug}")
             if error is not None:
                 await self._launch_failed(key, error)
                 return

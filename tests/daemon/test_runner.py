@@ -150,3 +150,15 @@ def test_a_failed_launch_is_fenced_before_anything_is_said_of_it(trial: Trial) -
         assert report.seen.claim is not None
 
     trial.run(StubLauncher(LaunchFailed("no claim")), story)
+
+
+def test_a_launch_that_breaks_counts_as_a_failed_one(trial: Trial) -> None:
+    """Whatever was raised: nobody else would look at the attempt again."""
+    trial.is_full = False
+
+    async def story(runner: Runner) -> None:
+        runner.launch(KEY, os.getuid(), no_plan)
+        report = await trial.report()
+        assert report.launch_error == "RuntimeError: can't start new thread"
+
+    trial.run(StubLauncher(RuntimeError("can't start new thread")), story)
