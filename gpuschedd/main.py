@@ -18,7 +18,7 @@ from typing import Any
 import click
 
 from gpusched_client import paths
-from gpusched_client.errors import GpuschedError
+from gpusched_client.errors import GpuschedError, StorageError
 from gpuschedd import __version__, config, holds, install, places
 from gpuschedd.accounts import Accounts, unknown_names
 from gpuschedd.actions import Actions, Surroundings
@@ -49,7 +49,7 @@ from gpuschedd.store import (
     StoreUnusable,
     StoreVanished,
 )
-from gpuschedd.supervisor import closed_by
+from gpuschedd.supervisor import STORAGE_ERRNOS, closed_by
 from gpuschedd.systemd_launcher import SystemdLauncher
 
 log = logging.getLogger("gpuschedd")
@@ -98,7 +98,8 @@ class Daemon:
         clock = SchedulerClock(self.clock, loaded.mark)
         self._uses_before = loaded.gpu_uses
         self._same_boot = loaded.mark is not None and loaded.mark.boot_id == self.clock.boot_id()
-        store.prune(clock.now_s())
+        with suppress(StoreFull):  # a full disk ends no daemon; what is past its limit goes later
+            store.prune(clock.now_s())
         state = State.restore(self.settings, loaded, fairshare.Accounts(policy_of(self.settings)))
         self.accounts = Accounts(lambda: self.controller.hold_by_config())
         self.controller = Controller(
@@ -260,9 +261,14 @@ class Daemon:
         self.manager.send("READY=1")
         log.info("ready version=%s socket=%s", __version__, self.options.socket)
 
-    def _settled(self) -> asyncio.Future[Any]:
-        """Done when what recovery found is in the books: commands are taken in order."""
-        return asyncio.ensure_future(self.controller.ask(lambda _: None))
+    def _settled(self) -> asyncio.Future[None]:
+        """Done when what recovery found is in the books, or has to wait for room there."""
+
+        async def ask() -> None:
+            with suppress(StorageError):
+                await self.controller.ask(lambda _: None)  # commands are taken in order
+
+        return asyncio.ensure_future(ask())
 
     async def _first_sweep(self, looping: asyncio.Future[None]) -> None:
         """Have GPUs, or a reason for none, before the first client asks."""
@@ -491,6 +497,12 @@ def _run(options: Options) -> int:
         return EX_CONFIG
     except StoreFull as error:
         print(f"gpuschedd: no room for the database: {error}; free some space", file=sys.stderr)
+        return EX_IOERR
+    except OSError as error:
+        if error.errno not in STORAGE_ERRNOS:
+            raise
+        where = error.filename or options.state_dir
+        print(f"gpuschedd: {where} cannot be written: {error.strerror}", file=sys.stderr)
         return EX_IOERR
 
 

@@ -9,6 +9,8 @@ import socket
 import stat
 from pathlib import Path
 
+from gpuschedd.supervisor import STORAGE_ERRNOS
+
 LOCK_NAME = "lock"
 PROBE_NAME = "probe"
 PROBE_BYTES = 64 * 1024
@@ -38,6 +40,8 @@ def prepare_state_dir(state_dir: Path, *, is_system: bool) -> None:
             if stat.S_IMODE(found.st_mode) != wanted:
                 os.chmod(path, wanted)
         except OSError as error:
+            if error.errno in STORAGE_ERRNOS:
+                raise  # not a wrong place: a later start may find room
             raise Unusable(f"{path} cannot be made: {error.strerror}") from error
 
 

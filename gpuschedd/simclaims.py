@@ -38,7 +38,8 @@ def start_ticks_of(pid: int) -> int | None:
     except OSError:
         return None
     fields = content[content.rindex(b")") + 2 :].split()
-    return None if fields[0] == b"Z" else int(fields[19])
+    # Its first thread may have ended while others work on.
+    return None if fields[0] == b"Z" and fields[17] == b"1" else int(fields[19])
 
 
 def write_claim(directory: Path, gpus: Mapping[str, int]) -> None:
@@ -75,7 +76,9 @@ def read_claims(directory: Path) -> Iterator[Claim]:
 
 
 def write_host(directory: Path, totals: Mapping[str, int]) -> None:
-    """Tell the processes how large the simulated cards are."""
+    """Tell the processes how large the simulated cards are. On a full disk what is there may do."""
+    if read_totals(directory) == totals:
+        return
     temporary = directory / f".{HOST_NAME}.{os.getpid()}"
     temporary.write_text(json.dumps({"totals": dict(totals)}))
     os.chmod(temporary, 0o644)

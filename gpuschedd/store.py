@@ -274,6 +274,19 @@ def _is_full(error: sqlite3.Error) -> bool:
     return code & 0xFF == sqlite3.SQLITE_FULL or code == sqlite3.SQLITE_IOERR_SHMSIZE
 
 
+@contextmanager
+def _typed_errors() -> Iterator[None]:
+    """What SQLite raises at a write, by what the caller can do."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        if _is_full(error):
+            raise StoreFull(str(error)) from error
+        if _sqlite_code(error) & 0xFF in _UNTRUSTED:
+            raise StoreBroken(str(error)) from error
+        raise
+
+
 class Store:
     """The writing connection. Every method blocks: call it in the database thread."""
 
@@ -318,16 +331,9 @@ class Store:
 
     def commit(self, changes: Changes) -> None:
         """Write one batch durably. Raises StoreFull (nothing written) or StoreBroken."""
-        try:
-            with _transaction(self._db):
-                self._write(changes)
-                self._check_files()
-        except sqlite3.Error as error:
-            if _is_full(error):
-                raise StoreFull(str(error)) from error
-            if _sqlite_code(error) & 0xFF in _UNTRUSTED:
-                raise StoreBroken(str(error)) from error
-            raise
+        with _typed_errors(), _transaction(self._db):
+            self._write(changes)
+            self._check_files()
 
     def _check_files(self) -> None:
         """SQLite goes on writing to files that were removed under it, and says nothing."""
@@ -439,8 +445,11 @@ class Store:
         return _read_payload(self._db, job_id)
 
     def prune(self, now_sched_s: float) -> None:
-        """Drop what is past its limit: old events, audit rows and submission ids."""
-        with _transaction(self._db):
+        """Drop what is past its limit: old events, audit rows and submission ids.
+
+        Raises StoreFull (nothing dropped) or StoreBroken.
+        """
+        with _typed_errors(), _transaction(self._db):
             self._db.execute(
                 "DELETE FROM event WHERE event_id <= (SELECT max(event_id) FROM event) - ?",
                 (EVENTS_MAX,),

@@ -12,6 +12,7 @@ import pytest
 
 from gpusched_client.errors import GpuschedError, StorageError
 from gpusched_client.terms import JobState
+from gpuschedd.store import Changes, Store, StoreFull, Submission
 from tests.support.daemon import DaemonProcess, clean_up, until
 
 pytestmark = pytest.mark.root
@@ -84,6 +85,47 @@ def test_a_full_disk_loses_nothing_and_heals_by_itself(
             assert [job.attempt for job in ended] == [1] * len(ended)
     finally:
         clean_up(daemon)
+
+
+def test_a_killed_daemon_comes_back_on_a_full_disk(tmp_path: Path, small_disk: Path) -> None:
+    """It answers, watches what runs, and knows its end once there is room."""
+    daemon = DaemonProcess(tmp_path, "1x24G")
+    daemon.state_dir = small_disk / "state"
+    daemon.start()
+    go = tmp_path / "go"
+    try:
+        with daemon.client() as client:
+            job = client.submit(
+                shell=f"until [ -e {go} ]; do sleep 0.05; done; exit 5", cwd=daemon.work_dir
+            )
+            until(lambda: client.job(job.id).state is JobState.RUNNING, "it runs")
+        daemon.kill()
+        (ballast,) = _fill_bytes(small_disk)
+        daemon.start()
+        with daemon.client() as client:
+            assert client.job(job.id).state is JobState.RUNNING
+            go.touch()
+            until(lambda: _is_gone(daemon, job.id), "it ends in spite of it")
+            ballast.unlink()
+            assert client.wait(job.id, timeout_s=60).exit_code == 5
+        assert "Traceback" not in daemon.log.read_text()
+    finally:
+        clean_up(daemon)
+
+
+def test_what_is_past_its_limit_stays_where_the_disk_is_full(small_disk: Path) -> None:
+    """Refused by type, as a commit is; the daemon drops it at a later time."""
+    store = Store.open(small_disk)
+    changes = Changes()
+    for number in range(100):
+        changes.submissions.append(Submission(1000, f"{number}" * 20, b"d" * 32, (), 0.0))
+    store.commit(changes)
+    (ballast,) = _fill_bytes(small_disk)
+    with pytest.raises(StoreFull):
+        store.prune(1e9)
+    ballast.unlink()
+    store.prune(1e9)
+    store.close()
 
 
 def _submit_until_refused(daemon: DaemonProcess, acknowledged: list[int]) -> GpuschedError | None:
