@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
@@ -404,8 +404,13 @@ def log_events(committed: object) -> None:
 
     assert isinstance(committed, Committed)
     for _, event in committed.events:
-        words = " ".join(f"{key}={value}" for key, value in event.data.items() if value is not None)
-        log.info("%s job=%s uid=%s %s", event.kind, event.job_id, event.uid, words)
+        facts = [("job", event.job_id), ("uid", event.uid), *event.data.items()]
+        words = [f"{key}={_logged(value)}" for key, value in facts if value not in (None, [], ())]
+        log.info("%s", " ".join([event.kind, *words]))
+
+
+def _logged(value: object) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def read_config(options: Options) -> config.Config:
@@ -468,9 +473,29 @@ class OneLine(logging.Formatter):
         return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)
 
 
+class JournalLine(OneLine):
+    """A line for the journal, which has the time itself and reads the level (sd-daemon(3))."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """The line, its priority first."""
+        priority = {logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
+        return f"<{priority.get(record.levelno, 6)}>{super().formatMessage(record)}"
+
+
+def log_formatter(stream: TextIO) -> logging.Formatter:
+    """For the journal where PID 1 says that the stream goes there (systemd.exec(5))."""
+    try:
+        found = os.fstat(stream.fileno())
+    except (OSError, ValueError):
+        found = None
+    if found and os.environ.get("JOURNAL_STREAM") == f"{found.st_dev}:{found.st_ino}":
+        return JournalLine("%(levelname)s %(message)s")
+    return OneLine("%(asctime)s %(levelname)s %(message)s")
+
+
 def _set_up_logging() -> None:
     to_stderr = logging.StreamHandler(sys.stderr)
-    to_stderr.setFormatter(OneLine("%(asctime)s %(levelname)s %(message)s"))
+    to_stderr.setFormatter(log_formatter(sys.stderr))
     logging.basicConfig(level=logging.INFO, handlers=[to_stderr])
 
 

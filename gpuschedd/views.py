@@ -191,7 +191,7 @@ def event_text(event: Event) -> str:
     return ", ".join(
         f"{key.removesuffix('_bytes').removesuffix('_s')} {_shown(key, value)}"
         for key, value in event.data.items()
-        if value is not None
+        if value not in (None, [], ())
     )
 
 
