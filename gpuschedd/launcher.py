@@ -253,11 +253,19 @@ def _uids(pid: int) -> tuple[int, ...]:
 
 
 def _environment(pid: int) -> set[bytes]:
-    """Empty where it cannot be read: another's, or a process that hides its memory."""
+    """Empty where it cannot be read: another's, or a process that hides its memory.
+
+    Any thread has it; one that has ended, as the first may have, has none.
+    """
     try:
-        return set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
+        threads = sorted(os.listdir(f"/proc/{pid}/task"), key=int)
     except OSError:
         return set()
+    for thread in threads:
+        with contextlib.suppress(OSError):
+            if found := Path(f"/proc/{pid}/task/{thread}/environ").read_bytes():
+                return set(found.split(b"\0"))
+    return set()
 
 
 def _wait_and_close(pidfds: Iterable[int]) -> None:

@@ -781,7 +781,8 @@ def start_ticks(pid: int) -> int | None:
     except OSError:
         return None
     fields = content[content.rindex(b")") + 2 :].split()
-    return None if fields[0] == b"Z" else int(fields[19])
+    # Its first thread may have ended while others work on.
+    return None if fields[0] == b"Z" and fields[17] == b"1" else int(fields[19])
 
 
 def is_server(pid: int) -> bool:

@@ -294,18 +294,20 @@ def boot_id() -> str:
 class ProcessStat:
     """The fields of /proc/PID/stat that tell a process from a later one with its pid."""
 
-    __slots__ = ("group", "parent", "session", "start_ticks", "state")
+    __slots__ = ("group", "parent", "session", "start_ticks", "state", "threads")
 
     def __init__(self, line: bytes) -> None:
         # The name may hold anything, so the fields are counted from its last parenthesis.
         fields = line[line.rindex(b")") + 2 :].split()
         self.state = fields[0].decode("ascii")
         self.parent, self.group, self.session = (int(field) for field in fields[1:4])
+        self.threads = int(fields[17])
         self.start_ticks = int(fields[19])
 
     @property
     def alive(self) -> bool:
-        return self.state not in "ZX"
+        """Also where only the first thread has ended: the state is that one's alone."""
+        return self.state not in "ZX" or self.threads > 1
 
 
 def process_stat(pid: int) -> ProcessStat | None:

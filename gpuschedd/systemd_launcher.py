@@ -194,11 +194,5 @@ def _is_below(pid: int, path: bytes) -> bool:
 
 
 def _lives(pid: int) -> bool:
-    """Not a zombie; a zombie whose other threads still run is alive."""
     found = supervisor.process_stat(pid)
-    if found is None or found.alive:
-        return found is not None
-    try:
-        return len(os.listdir(f"/proc/{pid}/task")) > 1
-    except OSError:
-        return False
+    return found is not None and found.alive

@@ -17,7 +17,7 @@ import pytest
 from gpuschedd import supervisor
 from gpuschedd.job_dir import Claim, JobDir, Started
 from gpuschedd.launcher import DirectLauncher, Launcher, LaunchFailed, LaunchStorage
-from tests.support.jobs import DEADLINE_S, Host, is_alive
+from tests.support.jobs import DEADLINE_S, LEADERLESS, Host, is_alive
 
 AS_ROOT = os.geteuid() == 0
 
@@ -169,6 +169,17 @@ def test_leftovers_are_found_by_environment_or_session_and_killed(host: Host) ->
     assert kill_leftovers(host, job) == ()
     assert host.marked(job) == ()
     assert not any(is_alive(pid) for pid in left)
+
+
+def test_leftovers_without_their_first_thread_are_killed(host: Host) -> None:
+    argv = (sys.executable, "-I", "-S", "-c", LEADERLESS, "behind")
+    job = host.start("/bin/sh", "-c", '"$@"; sleep 600', "sh", *argv)
+    host.wait_output(job, b"\n")
+    pid = int(host.output(job).split()[1])
+    kill_supervisor(host, job)
+    assert is_alive(pid)
+    assert kill_leftovers(host, job) == ()
+    assert not is_alive(pid)
 
 
 def test_leftovers_of_one_attempt_are_no_others(host: Host) -> None:

@@ -20,7 +20,7 @@ import pytest
 
 from gpuschedd import supervisor
 from gpuschedd.job_dir import Cancel, JobDir, Orders
-from tests.support.jobs import DEADLINE_S, Host, is_alive
+from tests.support.jobs import DEADLINE_S, LEADERLESS, Host, is_alive
 
 AS_ROOT = os.geteuid() == 0
 ODD_WORDS = (b"", b"--", b"-x", b"a b", b"line\nline", b"\xff\xfe\x80", b"'\"$HOME", b"caf\xc3\xa9")
@@ -365,6 +365,16 @@ def test_a_reforking_daemon_is_gone_after_the_grace(
     host.cancel(job)
     host.wait_exit(job)
     assert host.marked(job) == ()
+
+
+@pytest.mark.parametrize("place", ["main", "behind"])
+def test_a_process_without_its_first_thread_is_ended_like_any(host: Host, place: str) -> None:
+    argv = (sys.executable, "-I", "-S", "-c", LEADERLESS, place)
+    job = host.start(*argv, kill_grace_s=0.2)
+    host.wait_output(job, b"\n")
+    host.cancel(job)
+    host.wait_exit(job)
+    assert not is_alive(int(host.output(job).split()[1]))
 
 
 def test_a_server_left_behind_is_stopped_with_its_grace(host: Host) -> None:

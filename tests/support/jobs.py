@@ -23,6 +23,17 @@ from gpuschedd.launcher import DirectLauncher
 DEADLINE_S = 60.0
 T = TypeVar("T")
 
+# Its first thread ends; another lives on. With "behind" it leaves its parent and session first.
+LEADERLESS = """
+import ctypes, os, signal, sys, threading, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if "behind" in sys.argv and os.fork(): sys.exit()
+if "behind" in sys.argv: os.setsid()
+threading.Thread(target=time.sleep, args=(600,)).start()
+print("up", os.getpid(), flush=True)
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
 
 class Host:
     """A state directory, a hint socket and a launcher; on leaving, nothing it started is left."""
