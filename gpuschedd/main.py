@@ -592,6 +592,9 @@ def check_config(context: click.Context, system: bool, file: Path | None) -> Non
     """
     daemon = context.find_root().params  # `gpuschedd --system check-config` says it as well
     system = system or daemon["system"]
+    if file is not None and not file.exists():
+        click.echo(f"gpuschedd: {file}: no such file; leave it out for the one in use", err=True)
+        sys.exit(EX_CONFIG)
     path = file or daemon["config_path"] or paths.config_path(system)
     found = [path]
     if path == paths.config_path(False) and not path.exists() and paths.SYSTEM_CONFIG.exists():

@@ -174,6 +174,8 @@ def test_check_config_answers_as_the_daemon_would(tmp_path: Path) -> None:
     assert "config.toml:2: unknown key limits.max" in found.output
     found = CliRunner().invoke(cli, ["check-config", str(write(tmp_path, "private = true\n"))])
     assert (found.exit_code, "it sets private" in found.output) == (0, True)
+    found = CliRunner().invoke(cli, ["check-config", str(tmp_path / "slip.toml")])
+    assert (found.exit_code, "slip.toml: no such file" in found.output) == (78, True)
 
 
 def test_check_config_never_guesses_the_mode(
