@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from gpuschedd import devices, supervisor
@@ -37,6 +37,7 @@ from gpuschedd.launcher import (
 log = logging.getLogger(__name__)
 
 SLICE = "gpusched.slice"
+PROC = Path("/proc")
 PID1_DEADLINE_S = 20.0  # it answers in a few hundredths of a second; reloads may take some
 STOP_MARGIN_S = 30  # equal to the grace, PID 1's KILL would race with the exit record
 _UNIT = re.compile(rb"gpusched-job-\d+-\d+\.service")
@@ -179,18 +180,29 @@ def _members(unit: str) -> tuple[int, ...]:
     """Live processes in the unit's cgroup, those of its sub-groups included; () where it is gone.
 
     Read from /proc: no mount of cgroups need be seen, and a process cannot leave by changing uid.
+    From PID 1's own root on: a user's service manager can make units of the same name below it.
     """
-    path = f"/{SLICE}/{unit}".encode()
-    return tuple(pid for pid in supervisor.pids() if _is_below(pid, path) and _lives(pid))
+    roots = {
+        tree: group.removesuffix(b"/init.scope").rstrip(b"/")
+        for tree, group in _groups_of(1).items()
+    }
+    place = f"/{SLICE}/{unit}/".encode()
+    return tuple(pid for pid in supervisor.pids() if _is_below(pid, roots, place) and _lives(pid))
 
 
-def _is_below(pid: int, path: bytes) -> bool:
+def _is_below(pid: int, roots: Mapping[bytes, bytes], place: bytes) -> bool:
+    groups = _groups_of(pid).items()
+    return any((group + b"/").startswith(roots.get(tree, b"") + place) for tree, group in groups)
+
+
+def _groups_of(pid: int) -> dict[bytes, bytes]:
+    """Where PID 1 keeps a process, in the trees that are its own: version 2, or its named one."""
     try:
-        lines = Path(f"/proc/{pid}/cgroup").read_bytes().splitlines()
+        lines = (PROC / str(pid) / "cgroup").read_bytes().splitlines()
     except OSError:
-        return False
-    groups = (line.split(b":", 2)[-1] for line in lines)
-    return any(group.endswith(path) or path + b"/" in group for group in groups)
+        return {}
+    rows = (line.split(b":", 2) for line in lines)
+    return {row[1]: row[2] for row in rows if row[1] in (b"", b"name=systemd")}
 
 
 def _lives(pid: int) -> bool:

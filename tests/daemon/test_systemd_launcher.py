@@ -111,3 +111,32 @@ def test_without_systemd_run_the_launch_fails_by_name(run: StandIn) -> None:
 
 def test_nothing_is_left_of_a_unit_that_is_not_there(run: StandIn) -> None:
     assert run.launcher().leftovers(7, 2, "instance", os.getuid(), None) == ()
+
+
+@pytest.mark.parametrize(
+    ("root", "group", "is_found"),
+    [
+        ("", "/gpusched.slice/gpusched-job-7-2.service", True),
+        ("", "/gpusched.slice/gpusched-job-7-2.service/below", True),
+        ("", "/gpusched.slice/gpusched-job-7-21.service", False),
+        ("", "/user.slice/user@1001.service/gpusched.slice/gpusched-job-7-2.service", False),
+        ("/machine", "/machine/gpusched.slice/gpusched-job-7-2.service", True),
+        ("/machine", "/machine/user.slice/gpusched.slice/gpusched-job-7-2.service", False),
+    ],
+)
+@pytest.mark.parametrize("tree", ["0::", "1:name=systemd:"])
+def test_only_pid_1_s_own_unit_holds_leftovers(
+    run: StandIn,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tree: str,
+    root: str,
+    group: str,
+    is_found: bool,
+) -> None:
+    for pid, place in ((1, f"{root}/init.scope"), (os.getpid(), group)):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "cgroup").write_text(f"4:memory:/elsewhere\n{tree}{place}\n")
+    monkeypatch.setattr(systemd_launcher, "PROC", tmp_path)
+    found = run.launcher().leftovers(7, 2, "instance", os.getuid(), None)
+    assert found == ((os.getpid(),) if is_found else ())
