@@ -1,4 +1,17 @@
-"""The client: the words, the wire, and the commands people type. Never imports the daemon."""
+"""The client: the words, the wire, and the commands people type. Never imports the daemon.
+
+    from gpusched_client import Client, GpuschedError
+
+    with Client() as client:
+        job = client.submit(["python", "train.py"], gpus=2, vram="18G", time_limit="4h")
+        ended = client.wait(job.id)
+        print(ended.state, ended.exit_code)
+
+All that goes wrong is a GpuschedError: its text names the value, the limit and the cure, `data` has
+the numbers. Denied, Infeasible, NotFound, Unavailable and the others tell whose turn it is. Calls
+about several jobs (cancel, update) return an Outcome for each instead, whose `code` is None where
+it was done.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +21,34 @@ if TYPE_CHECKING:
     from gpusched_client.capture import job_request as job_request
     from gpusched_client.connection import Client as Client
     from gpusched_client.connection import SubmittedJob as SubmittedJob
+    from gpusched_client.errors import Conflict as Conflict
+    from gpusched_client.errors import Denied as Denied
+    from gpusched_client.errors import GpuschedError as GpuschedError
+    from gpusched_client.errors import Infeasible as Infeasible
+    from gpusched_client.errors import Internal as Internal
+    from gpusched_client.errors import Invalid as Invalid
+    from gpusched_client.errors import LimitReached as LimitReached
+    from gpusched_client.errors import NotFound as NotFound
+    from gpusched_client.errors import StillRunning as StillRunning
+    from gpusched_client.errors import StorageError as StorageError
+    from gpusched_client.errors import TooLarge as TooLarge
+    from gpusched_client.errors import Unavailable as Unavailable
+    from gpusched_client.protocol import JobView as JobView
+    from gpusched_client.terms import JobState as JobState
 
-__all__ = ["Client", "SubmittedJob", "job_request"]
+_NAMES_IN = {
+    "connection": ("Client", "SubmittedJob"),
+    "capture": ("job_request",),
+    "protocol": ("JobView",),
+    "terms": ("JobState",),
+    "errors": (
+        *("GpuschedError", "Conflict", "Denied", "Infeasible", "Internal", "Invalid"),
+        *("LimitReached", "NotFound", "StillRunning", "StorageError", "TooLarge", "Unavailable"),
+    ),
+}
+_HOME_OF = {name: home for home, names in _NAMES_IN.items() for name in names}
 
-_HOME_OF = {"Client": "connection", "SubmittedJob": "connection", "job_request": "capture"}
+__all__ = list(_HOME_OF)  # spelt out above, where each is at home
 
 
 def __dir__() -> list[str]:

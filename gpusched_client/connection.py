@@ -34,6 +34,7 @@ from gpusched_client.errors import (
     StillRunning,
     Unavailable,
 )
+from gpusched_client.jobspec import parse_states
 from gpusched_client.protocol import JobRequest, JobView
 from gpusched_client.terms import JobState
 from gpusched_client.units import parse_bytes, parse_duration
@@ -64,7 +65,7 @@ class _Lost(Exception):
 class Client:
     """A connection to the daemon, opened at the first call.
 
-    `socket_path` None looks where DESIGN's clients look: GPUSCHED_SOCKET, this user's own daemon,
+    `socket_path` None looks where the commands look: GPUSCHED_SOCKET, this user's own daemon,
     the system's. A call whose reply takes longer than `timeout_s` raises Unavailable; `wait` has
     its own time-out. When the daemon goes away during a call, or between two, the call is tried
     again for `reconnect_s`; this is safe, since submissions carry an id and all else but a signal
@@ -183,11 +184,14 @@ class Client:
         limit: int = protocol.RESPONSE_JOBS_MAX,
         before_id: int | None = None,
     ) -> protocol.JobsResult:
-        """Jobs that pass all given filters, newest last; `total` counts those left out too."""
+        """Jobs that pass all given filters, newest last; `total` counts those left out too.
+
+        States as `gq --state` takes them: "RUNNING", "PD", "live", "final"; Invalid for others.
+        """
         request = protocol.JobsRequest(
             ids=None if ids is None else tuple(ids),
             users=None if users is None else tuple(users),
-            states=None if states is None else tuple([JobState(state) for state in states]),
+            states=None if states is None else _states(states),
             name=name,
             ended_within_s=ended_within_s,
             limit=limit,
@@ -257,7 +261,10 @@ class Client:
 
         result = self._call("wait", request, protocol.WaitResult, reply_timeout_s=reply_s)
         if result.timed_out:
-            raise StillRunning(f"jobs not final after {timeout_s} s")
+            open_ids = [job.job_id for job in result.jobs if job.state.is_live]
+            shown = ", ".join(map(str, open_ids[:10])) + (", ..." if len(open_ids) > 10 else "")
+            named = f"job {shown} is" if len(open_ids) == 1 else f"jobs {shown} are"
+            raise StillRunning(f"{named} not final after {timeout_s} s", {"job_ids": open_ids})
         return result.jobs[0] if isinstance(job_ids, int) else result.jobs
 
     def watch(self, since: int | None = None) -> Iterator[protocol.Event]:
@@ -415,6 +422,11 @@ def _typed(result_type: type[R], result: object) -> R:
         return result_type.from_wire(result)
     except GpuschedError as error:
         raise Internal(f"the daemon's reply is not understood: {error.message}") from error
+
+
+def _states(named: Iterable[JobState | str]) -> tuple[JobState, ...]:
+    words = tuple(named)
+    return parse_states(",".join(words)) if words else ()
 
 
 def _ids(job_ids: int | Iterable[int]) -> tuple[int, ...]:

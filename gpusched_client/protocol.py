@@ -1,6 +1,6 @@
 """The messages: one frozen dataclass per request and per response, and the table of methods.
 
-Owns names, types and limits of what travels; DESIGN calls this the wire. Must not know sockets,
+Owns names, types and limits of what travels; together they are the wire. Must not know sockets,
 MessagePack or what the daemon does with a request.
 
 Requests are strict: an unknown field, a missing one or a wrong type is Invalid with the field's

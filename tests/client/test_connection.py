@@ -15,12 +15,14 @@ import pytest
 import gpusched_client
 from gpusched_client import Client, connection, job_request, paths
 from gpusched_client.errors import (
+    BY_CODE,
     Conflict,
     Denied,
     GpuschedError,
     Infeasible,
     Internal,
     Invalid,
+    NotFound,
     StillRunning,
     TooLarge,
     Unavailable,
@@ -139,11 +141,27 @@ def test_a_wait_that_takes_too_long_is_a_timeout(serve: Serve) -> None:
         c.wait(7, timeout_s=0.1)
     assert isinstance(caught.value, TimeoutError)
     assert isinstance(caught.value, GpuschedError)
+    assert str(caught.value) == "job 7 is not final after 0.1 s"
+    assert caught.value.data == {"job_ids": [7]}
 
 
 def test_the_public_names_are_listed() -> None:
     """Completion and help() find them though they are imported late."""
     assert set(gpusched_client.__all__) <= set(dir(gpusched_client))
+    assert gpusched_client.NotFound is NotFound
+    assert {"GpuschedError", *[kind.__name__ for kind in BY_CODE.values()]} <= set(
+        gpusched_client.__all__
+    )
+
+
+def test_states_are_named_as_for_gq_and_others_are_refused(serve: Serve) -> None:
+    server = serve({"jobs": lambda _: {"jobs": [], "total": 0}})
+    with Client() as c:
+        c.jobs(states=["r", JobState.PENDING])
+        with pytest.raises(Invalid, match="'RUN' is no job state; use live, final, all or PENDING"):
+            c.jobs(states=["RUN"])
+    ((_, params),) = server.requests
+    assert params["states"] == ["RUNNING", "PENDING"]
 
 
 def test_a_connection_that_was_closed_while_idle_is_opened_again_also_for_a_signal(
