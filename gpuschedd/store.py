@@ -274,6 +274,18 @@ def _is_full(error: sqlite3.Error) -> bool:
     return code & 0xFF == sqlite3.SQLITE_FULL or code == sqlite3.SQLITE_IOERR_SHMSIZE
 
 
+def _empty_wal(db: sqlite3.Connection) -> bool:
+    """Copy all of the WAL to the database, so that the next writer begins it anew. False: not yet.
+
+    It waits for nobody: neither for readers of the WAL nor for room where the database must grow.
+    """
+    try:
+        is_busy, in_wal, copied = db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+    except sqlite3.Error:
+        return False
+    return not is_busy and in_wal == copied
+
+
 @contextmanager
 def _typed_errors() -> Iterator[None]:
     """What SQLite raises at a write, by what the caller can do."""
@@ -316,6 +328,7 @@ class Store:
             _prepare(connection, path, check=existed, has_content=marker.exists())
             _migrate(connection, path)
             instance = _instance(connection)
+            _empty_wal(connection)  # what a killed daemon left there; a full disk leaves it
             _write_marker(marker, instance)
         except sqlite3.Error as error:
             if _is_full(error):
@@ -331,9 +344,22 @@ class Store:
 
     def commit(self, changes: Changes) -> None:
         """Write one batch durably. Raises StoreFull (nothing written) or StoreBroken."""
-        with _typed_errors(), _transaction(self._db):
-            self._write(changes)
-            self._check_files()
+        self._durably(lambda: self._write_checked(changes))
+
+    def _durably(self, write: Callable[[], None]) -> None:
+        """One transaction. Where it finds no room, once more over the old content of the WAL."""
+        try:
+            with _typed_errors(), _transaction(self._db):
+                write()
+        except StoreFull:
+            if not _empty_wal(self._db):
+                raise
+            with _typed_errors(), _transaction(self._db):
+                write()
+
+    def _write_checked(self, changes: Changes) -> None:
+        self._write(changes)
+        self._check_files()
 
     def _check_files(self) -> None:
         """SQLite goes on writing to files that were removed under it, and says nothing."""
@@ -449,18 +475,20 @@ class Store:
 
         Raises StoreFull (nothing dropped) or StoreBroken.
         """
-        with _typed_errors(), _transaction(self._db):
-            self._db.execute(
-                "DELETE FROM event WHERE event_id <= (SELECT max(event_id) FROM event) - ?",
-                (EVENTS_MAX,),
-            )
-            self._db.execute(
-                "DELETE FROM audit WHERE rowid <= (SELECT max(rowid) FROM audit) - ?",
-                (AUDIT_ROWS_MAX,),
-            )
-            self._db.execute(
-                "DELETE FROM submission WHERE at_sched_s < ?", (now_sched_s - SUBMISSION_KEPT_S,)
-            )
+        self._durably(lambda: self._drop_old(now_sched_s))
+
+    def _drop_old(self, now_sched_s: float) -> None:
+        self._db.execute(
+            "DELETE FROM event WHERE event_id <= (SELECT max(event_id) FROM event) - ?",
+            (EVENTS_MAX,),
+        )
+        self._db.execute(
+            "DELETE FROM audit WHERE rowid <= (SELECT max(rowid) FROM audit) - ?",
+            (AUDIT_ROWS_MAX,),
+        )
+        self._db.execute(
+            "DELETE FROM submission WHERE at_sched_s < ?", (now_sched_s - SUBMISSION_KEPT_S,)
+        )
 
     def backup(self, target: Path) -> None:
         """A consistent copy of the database, while it is in use."""

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sqlite3
 import subprocess
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from gpusched_client.errors import GpuschedError, StorageError
 from gpusched_client.terms import JobState
+from gpuschedd.clock import ClockMark
 from gpuschedd.store import Changes, Store, StoreFull, Submission
 from tests.support.daemon import DaemonProcess, clean_up, until
 
@@ -113,16 +116,39 @@ def test_a_killed_daemon_comes_back_on_a_full_disk(tmp_path: Path, small_disk: P
         clean_up(daemon)
 
 
+def test_a_full_wal_is_emptied_where_that_makes_room(small_disk: Path) -> None:
+    """What the books hold already is written on with, though the disk takes nothing more."""
+    store = Store.open(small_disk)
+    store.commit(_marked(0))
+    (ballast,) = _fill_bytes(small_disk)
+    wal = small_disk / "gpuschedd.sqlite3-wal"
+    before = wal.stat().st_size
+    for number in range(1, 300):
+        store.commit(_marked(number))
+    assert wal.stat().st_size <= before + 4096
+    assert store.load().mark == _marked(299).mark
+    ballast.unlink()
+    store.close()
+
+
+def _marked(number: int) -> Changes:
+    return Changes(mark=ClockMark("boot", 0.0, float(number), 1e9))
+
+
 def test_what_is_past_its_limit_stays_where_the_disk_is_full(small_disk: Path) -> None:
     """Refused by type, as a commit is; the daemon drops it at a later time."""
     store = Store.open(small_disk)
     changes = Changes()
-    for number in range(100):
+    for number in range(1_000):
         changes.submissions.append(Submission(1000, f"{number}" * 20, b"d" * 32, (), 0.0))
     store.commit(changes)
-    (ballast,) = _fill_bytes(small_disk)
-    with pytest.raises(StoreFull):
-        store.prune(1e9)
+    with closing(sqlite3.connect(store.path)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM submission").fetchone()  # keeps the WAL as it is
+        store.commit(_marked(1))
+        (ballast,) = _fill_bytes(small_disk)
+        with pytest.raises(StoreFull):
+            store.prune(1e9)
     ballast.unlink()
     store.prune(1e9)
     store.close()
