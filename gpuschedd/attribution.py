@@ -24,6 +24,7 @@ ANCESTORS_MAX = 64
 CACHE_MAX = 10_000
 COMMAND_CHARS_MAX = 40
 ENVIRON_BYTES_MAX = 2**20
+DIGITS_MAX = 19  # of a number of 63 bits
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -154,11 +155,11 @@ class Attribution:
     def _by_marks(self, pid: int) -> JobKey | None:
         """The variables that we gave the job; a hint that counts only for the job's own user."""
         words = self._read(pid, "environ").split(b"\0")
-        pairs = dict(word.split(b"=", 1) for word in words if word.startswith(b"GPUSCHED_"))
+        pairs = dict(word.partition(b"=")[::2] for word in words if word.startswith(b"GPUSCHED_"))
         if pairs.get(b"GPUSCHED_INSTANCE") != self._instance.encode() or not self._instance:
             return None
         job_id, attempt = pairs.get(b"GPUSCHED_JOB_ID", b""), pairs.get(b"GPUSCHED_ATTEMPT", b"")
-        if not (job_id.isdigit() and attempt.isdigit()):
+        if not (_is_number(job_id) and _is_number(attempt)):
             return None
         key = (JobId(int(job_id)), int(attempt))
         uid = self._holders().get(key)
@@ -194,6 +195,10 @@ class Attribution:
         command = self._read(pid, "comm").decode(errors="replace").strip()
         shown = "".join(char if char.isprintable() else "?" for char in command)
         return Stranger(pid, uid, _user_name(uid), shown[:COMMAND_CHARS_MAX])
+
+
+def _is_number(word: bytes) -> bool:
+    return word.isdigit() and len(word) <= DIGITS_MAX
 
 
 def _user_name(uid: int) -> str:

@@ -166,6 +166,29 @@ def test_the_marks_of_a_job_count_for_its_own_user_only_39(tmp_path: Path) -> No
     assert owner(os.getuid(), "other") is None
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["GPUSCHED_"],
+        ["GPUSCHED_JOB_ID", "GPUSCHED_INSTANCE=abc"],
+        ["GPUSCHED_INSTANCE=abc", "GPUSCHED_JOB_ID=" + 5_000 * "9", "GPUSCHED_ATTEMPT=1"],
+        ["GPUSCHED_INSTANCE=abc", "GPUSCHED_JOB_ID=1", "GPUSCHED_ATTEMPT=" + 5_000 * "9"],
+    ],
+)
+def test_no_environment_keeps_the_others_from_being_known_39(
+    tmp_path: Path, words: list[str]
+) -> None:
+    """Any process may hold whatever it likes in its environment."""
+    proc = tmp_path / "9"
+    proc.mkdir()
+    (proc / "stat").write_text(Path("/proc/1/stat").read_text())
+    (proc / "environ").write_bytes("\0".join(words).encode() + b"\0")
+    process = GpuProcess(9, ticks(1), GIB)
+    attribution = Attribution(dict, instance="abc", proc=tmp_path)
+    attribution.learn([process])
+    assert attribution.owner_of(process) is None
+
+
 def test_clients_of_the_mps_server_are_listed_and_it_is_infrastructure_40(
     driver: FakeDriver, gpus: Open, judge: Judge, tmp_path: Path
 ) -> None:
