@@ -300,6 +300,13 @@ class GpuWatch:
         except GpuSourceDown as down:
             self._note_down(str(down))
             return False
+        except Exception as error:
+            # Nor may what a source reads end it: others can write some of that.
+            text = f"the GPUs cannot be looked at: {error!r}"
+            if text != self.problem:
+                log.exception("sample_failed")
+            self._note_down(text)
+            return False
         if self.released is not None:
             return True
         problem, self.problem = self.problem, None

@@ -19,6 +19,11 @@ HOST_NAME = "host.json"
 DIRECTORY_NAME = "sim"  # in the state directory of a user's own daemon
 SYSTEM_DIR = Path("/run/gpuschedd/sim")
 ENVIRONMENT_NAME = "GPUSCHED_SIM_DIR"
+# What a file that anybody may have written can do to its reader.
+_NOT_UNDERSTOOD = (
+    *(OSError, ValueError, KeyError, AttributeError, TypeError),
+    *(OverflowError, RecursionError),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +84,12 @@ def write_host(directory: Path, totals: Mapping[str, int]) -> None:
     """Tell the processes how large the simulated cards are. On a full disk what is there may do."""
     if read_totals(directory) == totals:
         return
-    temporary = directory / f".{HOST_NAME}.{os.getpid()}"
-    temporary.write_text(json.dumps({"totals": dict(totals)}))
-    os.chmod(temporary, 0o644)
+    # Others may write here too: the name cannot be foreseen, and nothing that is there is followed.
+    temporary = directory / f".{HOST_NAME}.{os.urandom(8).hex()}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with open(os.open(temporary, flags, 0o644), "w", encoding="ascii") as file:
+        file.write(json.dumps({"totals": dict(totals)}))
+        os.fchmod(file.fileno(), 0o644)
     os.replace(temporary, directory / HOST_NAME)
 
 
@@ -90,7 +98,7 @@ def read_totals(directory: Path) -> dict[str, int]:
     try:
         content = json.loads((directory / HOST_NAME).read_text())
         return {str(uuid): int(size) for uuid, size in content["totals"].items()}
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+    except _NOT_UNDERSTOOD:
         return {}
 
 
@@ -114,7 +122,7 @@ def _read(path: Path, pid: int, ticks: int) -> Claim | None:
             return None
         gpus = json.loads(os.read(descriptor, CLAIM_BYTES_MAX))["gpus"]
         sizes = {str(uuid): min(max(int(size), 0), 2**50) for uuid, size in gpus.items()}
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+    except _NOT_UNDERSTOOD:
         return None
     finally:
         os.close(descriptor)

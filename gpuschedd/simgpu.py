@@ -59,8 +59,8 @@ class SimulatedGpus:
         self.inventory = parse_host(host)
         self.claims_dir = claims_dir
         claims_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.chmod(claims_dir, 0o1777 if shared else 0o700)
         simclaims.write_host(claims_dir, {gpu.uuid: gpu.total_bytes or 0 for gpu in self.inventory})
+        os.chmod(claims_dir, 0o1777 if shared else 0o700)  # last: the name above is ours by then
 
     async def sample(self, want: Want) -> Sample:
         """Read the claims, off the loop."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from gpusched_client import Client
 from gpusched_client.errors import Invalid
 from gpusched_client.terms import JobState
+from gpuschedd import simclaims
 from gpuschedd.simgpu import parse_host
 from tests.support.daemon import DaemonProcess, daemon_in, until
 
@@ -82,6 +84,47 @@ def test_claims_show_as_use_and_go_with_their_process(daemon: DaemonProcess) -> 
         client.cancel([job.id])
         client.wait(job.id, timeout_s=30)
         until(lambda: client.gpus()[0].used_bytes == 0, "its claim is gone")
+
+
+@pytest.mark.parametrize(
+    "content", [60_000 * "[", '{"gpus": {"a": 1e999}}', '{"gpus": [1]}', "nan", "", "\0"]
+)
+def test_a_claim_of_nonsense_is_passed_over(tmp_path: Path, content: str) -> None:
+    """Whoever may claim may write anything."""
+    own = f"{os.getpid()}.{simclaims.start_ticks_of(os.getpid())}"
+    (tmp_path / own).write_text(content)
+    assert list(simclaims.read_claims(tmp_path)) == []
+
+
+def test_the_host_s_file_follows_nothing_that_others_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All users of a shared host may write where it lies."""
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    claims = tmp_path / "claims"
+    claims.mkdir()
+    monkeypatch.setattr(os, "urandom", bytes)
+    (claims / f".host.json.{os.getpid()}").symlink_to(victim)
+    simclaims.write_host(claims, {"GPU-1": GIB})
+    assert simclaims.read_totals(claims) == {"GPU-1": GIB}
+    (claims / f".host.json.{16 * '0'}").symlink_to(victim)
+    with pytest.raises(FileExistsError):
+        simclaims.write_host(claims, {"GPU-1": 2 * GIB})
+    assert victim.read_text() == "precious"
+
+
+def test_a_look_that_breaks_ends_no_daemon(daemon: DaemonProcess) -> None:
+    """The source's own mistake is a reason to place nothing, until it is over."""
+    claims = daemon.state_dir / "sim"
+    with daemon.client() as client:
+        claims.rename(daemon.state_dir / "away")
+        claims.write_text("no directory")
+        until(lambda: client.gpus_result().problem, "the trouble shows")
+        assert "NotADirectoryError" in str(client.gpus_result().problem)
+        claims.unlink()
+        (daemon.state_dir / "away").rename(claims)
+        until(lambda: client.gpus_result().problem is None, "it is over")
 
 
 def test_foreign_use_keeps_whole_jobs_away_and_is_named(daemon: DaemonProcess) -> None:
