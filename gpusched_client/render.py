@@ -520,9 +520,21 @@ def _place_facts(job: JobView) -> list[tuple[str, str]]:
         (label, printable(command or "")),
         ("Script", "" if job.script_bytes is None else f"{job.script_bytes} bytes"),
         ("Directory", printable(job.cwd or "")),
-        ("Output", printable(job.output or "")),
-        ("Error", printable(job.error or "")),
+        ("Output", printable(_file_of(job, job.output))),
+        ("Error", printable(_file_of(job, job.error))),
     ]
+
+
+def _file_of(job: JobView, pattern: bytes | None) -> bytes:
+    """Where its words go: the pattern filled in as the daemon does it, in the job's directory."""
+    job_id = str(job.job_id).encode()
+    name = (job.name or "").replace("/", "_")
+    values = {
+        **{b"j": job_id, b"A": job_id, b"a": b"0", b"%": b"%"},
+        **{b"x": name.encode(errors="replace"), b"u": (job.user or "").encode(errors="replace")},
+    }
+    filled = re.sub(rb"%([jAaxu%])", lambda mark: values[mark[1]], pattern or b"")
+    return os.path.join(job.cwd or b"", filled) if filled else b""
 
 
 # -------------------------------------------------------------------------------- the daemon

@@ -15,6 +15,7 @@ from gpuschedd.core.lifecycle import Job
 from gpuschedd.core.model import ExpectedStart, Gpu, Reason
 from gpuschedd.core.plan import reason_of
 from gpuschedd.holds import HOLD_ACCOUNT, HOLD_CONFIG
+from gpuschedd.jobenv import DEFAULT_OUTPUT
 from gpuschedd.orders import limit_on_wire
 from gpuschedd.peaks import GpuUse, next_vram_bytes, peak_of, verdict
 from gpuschedd.state import State
@@ -117,7 +118,7 @@ def with_request(view: JobView, payload: Payload | None) -> JobView:
         view,
         command=command_line(payload.argv, has_script=payload.script is not None),
         cwd=payload.cwd,
-        output=payload.output,
+        output=payload.output or DEFAULT_OUTPUT,
         error=payload.error,
         argv=payload.argv,
         script_bytes=None if payload.script is None else len(payload.script),

@@ -23,6 +23,20 @@ def test_a_held_job_says_once_that_it_is_held(daemon: DaemonProcess) -> None:
     assert daemon.run("gctl", "top", "@").stdout.endswith(": first of all, by nice -1000\n")
 
 
+def test_a_job_tells_where_its_words_are(daemon: DaemonProcess) -> None:
+    place = daemon.work_dir
+    daemon.run("gsub", "-g", "0", "--wait", "true")
+    job_id = daemon.run("gq", "@", "-o", "JOBID").stdout.split()[1]
+    assert f"Output:       {place}/gsub-{job_id}.out\n" in daemon.run("gq", "@").stdout
+    assert (place / f"gsub-{job_id}.out").exists()
+    pattern = "%x-%j%A_%a%%%q%u.out"
+    daemon.run("gsub", "-g", "0", "--wait", "-J", "a/b", "-o", pattern, "-e", "/dev/null", "true")
+    (line,) = [text for text in daemon.run("gq", "@").stdout.splitlines() if "Output:" in text]
+    assert Path(line.split(maxsplit=1)[1]).is_relative_to(place)
+    assert Path(line.split(maxsplit=1)[1]).name.startswith(f"a_b-{int(job_id) + 1}")
+    assert Path(line.split(maxsplit=1)[1]).exists()
+
+
 def test_a_gpu_that_is_not_there_is_named_with_those_that_are(daemon: DaemonProcess) -> None:
     said = daemon.run("gctl", "drain", "9")
     assert said.returncode == 67
