@@ -1,4 +1,4 @@
-"""What a submitter should know at once: that a job waits for others than our jobs. Pure."""
+"""What a submitter should know at once: that a job waits for more than our jobs. Pure."""
 
 from __future__ import annotations
 
@@ -17,6 +17,17 @@ def warnings_for(jobs: Iterable[Job], gpus: Iterable[Gpu], policy: Policy) -> tu
     known = tuple(gpus)
     texts = [text for job in jobs if (text := _obstacle(job.request, known, policy)) is not None]
     return tuple(dict.fromkeys(texts))
+
+
+def beyond_limit(jobs: Iterable[Job], max_gpus: int | None) -> tuple[str, ...]:
+    """One sentence where a job asks more GPUs than its user's running jobs may ever hold."""
+    asked = max((job.request.gpus for job in jobs), default=0)
+    if max_gpus is None or asked <= max_gpus:
+        return ()
+    return (
+        f"asks {plural(asked, 'GPU')}; your limit is {max_gpus}: it waits until an admin raises "
+        "that. Lower --gpus to have it run.",
+    )
 
 
 def _obstacle(request: Request, gpus: tuple[Gpu, ...], policy: Policy) -> str | None:

@@ -427,7 +427,7 @@ class Controller:
             uid: share_of(user, self._groups_named(user), state.policy)
             for uid, user in state.user_of.items()
         }
-        limits = {uid: self._limit_of(user) for uid, user in state.user_of.items()}
+        limits = {uid: self.limit_of(user) for uid, user in state.user_of.items()}
         return build_snapshot(
             now_s=self.clock.now_s(),
             gpus=state.gpus,
@@ -444,7 +444,7 @@ class Controller:
         """The user's groups, where the configuration names any."""
         return self._groups_of(user) if self.state.config.names_groups else ()
 
-    def _limit_of(self, user: str) -> UserLimit:
+    def limit_of(self, user: str) -> UserLimit:
         """What the user's running jobs may hold together."""
         own = self.state.config.limits.of(user, self._groups_named(user))
         return UserLimit(max_gpus=own.max_gpus, max_jobs=own.max_jobs)

@@ -69,6 +69,7 @@ from gpusched_client.protocol import (
 from gpusched_client.terms import GpuUuid, JobId, JobState
 from gpuschedd import __version__, holds, orders, views
 from gpuschedd.accounts import Accounts, is_system_account
+from gpuschedd.advice import beyond_limit
 from gpuschedd.advice import warnings_for as advice_for
 from gpuschedd.audience import WATCHERS_MAX, Audience, Watcher
 from gpuschedd.backup import Backups
@@ -341,14 +342,15 @@ class Handlers:
         result: SubmitResult = await self._controller.ask(
             lambda batch: orders.submit(batch, caller, request, earlier)
         )
-        return self._advised(result)
+        return self._advised(caller, result)
 
-    def _advised(self, result: SubmitResult) -> SubmitResult:
-        """With a warning where foreign use or drains are in the way right now."""
+    def _advised(self, caller: Caller, result: SubmitResult) -> SubmitResult:
+        """With a warning where foreign use, drains or a limit of the user's are in the way."""
         state = self._controller.state
         ids = map(JobId, result.job_ids)
         jobs = [state.jobs[job_id] for job_id in ids if job_id in state.jobs]
-        advice = advice_for(jobs, state.gpus, state.policy)
+        most = self._controller.limit_of(caller.user).max_gpus
+        advice = (*beyond_limit(jobs, most), *advice_for(jobs, state.gpus, state.policy))
         return replace(result, warnings=(*result.warnings, *advice)) if advice else result
 
     def _dry_run(self, caller: Caller, request: SubmitRequest) -> SubmitResult:

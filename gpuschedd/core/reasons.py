@@ -115,6 +115,8 @@ def user_limit(need_gpus: int, room: tuple[float, float], limit: UserLimit) -> R
     assert limit.max_gpus is not None
     needs = f"needs {plural(need_gpus, 'GPU')}"
     text = f"{needs}; its user's limit of {limit.max_gpus} leaves {gpus:.0f}"
+    if need_gpus > limit.max_gpus:
+        text = f"{needs}; its user's limit is {limit.max_gpus}: it waits until an admin raises that"
     numbers = {"gpus": need_gpus, "gpus_left": gpus, "max_gpus": limit.max_gpus}
     return Reason(PendingReason.USER_LIMIT, text, numbers)
 

@@ -41,3 +41,18 @@ def test_a_gpu_that_is_not_there_is_named_with_those_that_are(daemon: DaemonProc
     said = daemon.run("gctl", "drain", "9")
     assert said.returncode == 67
     assert said.stderr.startswith("gctl: no GPU is named '9'; known: 0 (GPU-")
+
+
+def test_who_asks_more_than_the_own_limit_is_told_at_once(tmp_path: Path) -> None:
+    with daemon_in(tmp_path, "4x24G", "--set", "limits.max_gpus=2") as limited:
+        within = limited.run("gsub", "-g", "2", "-o", "/dev/null", "sleep", "60")
+        said = limited.run("gsub", "-g", "3", "true")
+        assert (within.stderr, said.returncode) == ("", 0)
+        assert said.stderr == (
+            "gsub: asks 3 GPUs; your limit is 2: it waits until an admin raises that. "
+            "Lower --gpus to have it run.\n"
+        )
+        assert (
+            "UserLimit: needs 3 GPUs; its user's limit is 2: it waits until an admin raises that\n"
+            in limited.run("gq", "@").stdout
+        )
