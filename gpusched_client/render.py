@@ -254,13 +254,25 @@ COLUMNS: dict[str, Callable[[JobView, View], str]] = {
 DEFAULT_COLUMNS = (
     ("JOBID", "NAME", "USER", "ST", "ELAPSED", "LIMIT", "GPUS", "VRAM", "START", "GPU/REASON")
 )  # fmt: skip
+_LEFT_OUT_FIRST = ("LIMIT", "VRAM", "ELAPSED", "GPUS")
 _RIGHT = frozenset({"JOBID", "ELAPSED", "LIMIT", "GPUS", "VRAM", "UID", "NICE", "PRIORITY"})
 
 
 def jobs_table(
     jobs: Iterable[JobView], view: View, columns: Sequence[str] = DEFAULT_COLUMNS
 ) -> str:
-    """One line a job below a line of headings."""
+    """One line a job below a line of headings; on a narrow terminal without the least of them."""
+    jobs, shown = tuple(jobs), list(columns)
+    text = _jobs_table(jobs, view, shown)
+    for least in _LEFT_OUT_FIRST if columns == DEFAULT_COLUMNS else ():
+        if view.width is None or max(map(_places, text.splitlines())) <= view.width:
+            break
+        shown.remove(least)
+        text = _jobs_table(jobs, view, shown)
+    return text
+
+
+def _jobs_table(jobs: Iterable[JobView], view: View, columns: Sequence[str]) -> str:
     rows = [[COLUMNS[column](job, view) for column in columns] for job in jobs]
     return table(columns, rows, view.width, _RIGHT)
 

@@ -89,6 +89,21 @@ def test_lines_fit_usual_terminals(
     assert max(map(len, run(cli).out.splitlines())) <= columns
 
 
+@pytest.mark.usefixtures("midnight")
+def test_a_narrow_terminal_gets_fewer_columns_and_no_wrapped_line(
+    serve: Serve, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve(
+        listing([view(1, time_limit_s=86_400 * 7, reason={"code": "Resources", "text": "y" * 99})])
+    )
+    monkeypatch.setattr(gq_module, "terminal_width", lambda: 60)
+    lines = run(cli).out.splitlines()
+    assert " ".join(lines[0].split()) == "JOBID NAME USER ST ELAPSED GPUS VRAM START GPU/REASON"
+    assert max(map(len, lines)) <= 60
+    chosen = run(cli, "--format", "JOBID,LIMIT,VRAM,COMMAND,DIRECTORY").out.splitlines()
+    assert " ".join(chosen[0].split()) == "JOBID LIMIT VRAM COMMAND DIRECTORY"
+
+
 def test_columns_stay_aligned_whatever_the_names(serve: Serve, run: Any) -> None:
     """Wide characters take two places, combining ones none."""
     serve(listing([view(1, name="訓練 7"), view(2, name="cafe\u0301"), view(3, name="plain")]))
