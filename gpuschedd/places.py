@@ -7,6 +7,7 @@ import fcntl
 import os
 import socket
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 from gpuschedd.supervisor import STORAGE_ERRNOS
@@ -24,6 +25,18 @@ class Unusable(Exception):
     """A place is not ours or cannot be made; exit 78."""
 
 
+def make_directory(path: Path, mode: int) -> None:
+    """Make it and what is missing above it, whatever the umask; what is there stays as it is.
+
+    Whom its mode lets in, those above let through.
+    """
+    missing = [each for each in (path, *path.parents) if not each.exists()]
+    for each in reversed(missing):
+        with suppress(FileExistsError):
+            each.mkdir(mode=0o700)
+            each.chmod(mode if each == path else 0o700 | mode & 0o055)
+
+
 def prepare_state_dir(state_dir: Path, *, is_system: bool) -> None:
     """Make the directories with their modes. 0711 lets users reach their own script, no more."""
     mode = 0o711 if is_system else 0o700
@@ -33,7 +46,7 @@ def prepare_state_dir(state_dir: Path, *, is_system: bool) -> None:
         (state_dir / "scripts", mode),
     ):
         try:
-            path.mkdir(mode=wanted, parents=True, exist_ok=True)
+            make_directory(path, wanted)
             found = path.lstat()
             if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
                 raise Unusable(f"{path} is not a directory of ours; choose another --state-dir")
@@ -74,9 +87,7 @@ def bind_socket(path: Path, *, mode: int, dir_mode: int) -> socket.socket:
     """
     directory = path.parent
     try:
-        if not directory.exists():
-            directory.mkdir(mode=dir_mode, parents=True)
-            directory.chmod(dir_mode)  # whatever the umask made of it
+        make_directory(directory, dir_mode)
         about = directory.stat()
     except OSError as error:
         raise Unusable(f"{directory} cannot be made: {error.strerror}") from error

@@ -82,7 +82,7 @@ def read_claims(directory: Path) -> Iterator[Claim]:
 
 def write_host(directory: Path, totals: Mapping[str, int]) -> None:
     """Tell the processes how large the simulated cards are. On a full disk what is there may do."""
-    if read_totals(directory) == totals:
+    if read_totals(directory) == totals and _is_ours(directory / HOST_NAME):
         return
     # Others may write here too: the name cannot be foreseen, and nothing that is there is followed.
     temporary = directory / f".{HOST_NAME}.{os.urandom(8).hex()}"
@@ -91,6 +91,11 @@ def write_host(directory: Path, totals: Mapping[str, int]) -> None:
         file.write(json.dumps({"totals": dict(totals)}))
         os.fchmod(file.fileno(), 0o644)
     os.replace(temporary, directory / HOST_NAME)
+
+
+def _is_ours(path: Path) -> bool:
+    about = path.lstat()
+    return stat.S_ISREG(about.st_mode) and about.st_uid == os.geteuid()
 
 
 def read_totals(directory: Path) -> dict[str, int]:

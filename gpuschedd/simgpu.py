@@ -14,6 +14,7 @@ from gpusched_client.units import parse_bytes
 from gpuschedd import simclaims
 from gpuschedd.clock import boottime_s
 from gpuschedd.gpus import Accounts, GpuInfo, GpuProcess, GpuReading, Sample, Want
+from gpuschedd.places import make_directory
 
 SIMULATED_GPUS_MAX = 1_024
 UUID_PREFIX = "GPU-51300000-"
@@ -58,7 +59,9 @@ class SimulatedGpus:
         """`shared`: any local user's jobs claim here (system mode), so the directory is sticky."""
         self.inventory = parse_host(host)
         self.claims_dir = claims_dir
-        claims_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # In system mode the socket lies beside it, and is made later.
+        make_directory(claims_dir.parent, 0o755 if shared else 0o700)
+        claims_dir.mkdir(mode=0o700, exist_ok=True)
         simclaims.write_host(claims_dir, {gpu.uuid: gpu.total_bytes or 0 for gpu in self.inventory})
         os.chmod(claims_dir, 0o1777 if shared else 0o700)  # last: the name above is ours by then
 
