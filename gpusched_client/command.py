@@ -183,6 +183,7 @@ HOST_MEMORY = _Amount("size", _host_memory)
 TIME_LIMIT = _Amount("time", _time_limit)
 
 
+VERSION = click.version_option(None, package_name="gpuschedd", message="%(prog)s %(version)s")
 CONTEXT_SETTINGS = {"help_option_names": ["--help", "-h"], "max_content_width": 100}
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpusched_client.command import CONTEXT_SETTINGS, Command, answer, note, own_uid
+from gpusched_client.command import CONTEXT_SETTINGS, VERSION, Command, answer, note, own_uid
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 )
 @click.option("--reason", metavar="TEXT", help="Why; kept with the job.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
+@VERSION
 @click.argument("words", nargs=-1, metavar="[IDS]...")
 def cli(words: tuple[str, ...], **options: Any) -> int:
     """Cancel jobs. A job that has ended already is no error."""

@@ -11,6 +11,7 @@ from gpusched_client.command import (
     CONTEXT_SETTINGS,
     MEMORY,
     TIME_LIMIT,
+    VERSION,
     Group,
     Whole,
     answer,
@@ -37,6 +38,7 @@ _JOBS = click.argument("words", nargs=-1, required=True, metavar="IDS...")
     epilog="Jobs are written 7, 1-3,7, @ (your last job). Owners may hold, release, update and top "
     "their own jobs; the rest is for root and the admin group.",
 )
+@VERSION
 def cli() -> None:
     """Administer the scheduler; hold, release and change jobs."""
 

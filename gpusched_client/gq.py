@@ -8,6 +8,7 @@ import click
 
 from gpusched_client.command import (
     CONTEXT_SETTINGS,
+    VERSION,
     Command,
     Whole,
     answer,
@@ -51,6 +52,7 @@ PAGES_MAX = 20  # that are turned back to find the oldest waiting jobs
 @click.option("--gpus", is_flag=True, help="The GPUs instead of the jobs.")
 @click.option("--usage", is_flag=True, help="Fair-share: usage, share and factor of each user.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
+@VERSION
 @click.argument("words", nargs=-1, metavar="[IDS]...")
 def cli(words: tuple[str, ...], **options: Any) -> int:
     """Show everybody's live jobs and those that ended in the last 10 minutes.

@@ -13,6 +13,7 @@ from gpusched_client.command import (
     HOST_MEMORY,
     MEMORY,
     TIME_LIMIT,
+    VERSION,
     Command,
     Whole,
     answer,
@@ -128,6 +129,7 @@ class _Gsub(Command):
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 @click.option("--dry-run", is_flag=True, help="Say what would happen; submit nothing.")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="COMMAND [ARGS]...")
+@VERSION
 @click.pass_context
 def cli(ctx: click.Context, /, **options: Any) -> int:
     """Submit a job: a command, a script (its content is kept), or - for a script from stdin.

@@ -377,7 +377,8 @@ class Handlers:
                 reasons.append(reason_of(made, job.job_id).text)
             else:
                 numbers = sorted(indices.get(grant.uuid, -1) for grant in start.grants)
-                would_start.append("GPU " + ", ".join(map(str, numbers)) if numbers else "no GPU")
+                named = "GPU " if len(numbers) == 1 else "GPUs "
+                would_start.append(named + ", ".join(map(str, numbers)) if numbers else "no GPU")
                 reasons.append("")
         return replace(result, job_ids=(), would_start=tuple(would_start), reasons=tuple(reasons))
 

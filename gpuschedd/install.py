@@ -14,6 +14,7 @@ import sysconfig
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any
 
 import click
 
@@ -31,6 +32,10 @@ class Refused(click.ClickException):
     """Nothing was changed."""
 
     exit_code = 78
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """As all the daemon's errors begin."""
+        click.echo(f"gpuschedd: {self.format_message()}", file=file, err=file is None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +234,8 @@ def cli(prefix: Path, dry_run: bool, uninstall: bool) -> None:
     if is_live and not dry_run:
         _systemctl("daemon-reload")
     if not uninstall:
-        click.echo("next: systemctl enable --now gpuschedd.socket gpuschedd.service")
+        how = "enable --now" if is_live else f"--root={prefix} enable"
+        click.echo(f"next: systemctl {how} gpuschedd.socket gpuschedd.service")
 
 
 def _systemctl(*words: str) -> None:

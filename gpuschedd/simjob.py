@@ -40,12 +40,29 @@ def _seconds(_context: click.Context, _parameter: click.Parameter, value: str) -
         raise click.BadParameter(str(error)) from error
 
 
-@click.command()
-@click.option("--vram", default="1G", callback=_bytes, help="Memory on every GPU given, as 8G.")
-@click.option("--ramp", default="0", callback=_seconds, help="Time to reach it, as 2s.")
-@click.option("--hold", default="1", callback=_seconds, help="Time to keep it, as 5s.")
-@click.option("--exit-code", default=0, type=click.IntRange(0, 255), help="Code to leave with.")
-@click.option("--oom-once", type=click.Path(), help="Fail as CUDA OOM unless FILE exists; make it.")
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--vram",
+    metavar="SIZE",
+    default="1G",
+    callback=_bytes,
+    help="Memory on every GPU given, as 8G.",
+)
+@click.option(
+    "--ramp", metavar="TIME", default="0", callback=_seconds, help="Time to reach it, as 2s."
+)
+@click.option(
+    "--hold", metavar="TIME", default="1", callback=_seconds, help="Time to keep it, as 5s."
+)
+@click.option(
+    "--exit-code", metavar="N", default=0, type=click.IntRange(0, 255), help="Code to leave with."
+)
+@click.option(
+    "--oom-once",
+    metavar="FILE",
+    type=click.Path(),
+    help="Fail as CUDA OOM unless FILE exists; make it.",
+)
 def cli(vram: int, ramp: float, hold: float, exit_code: int, oom_once: str | None) -> None:
     """Claim memory on simulated GPUs, hold it, and exit."""
     directory = _claims_directory()

@@ -1390,7 +1390,7 @@ class Supervisor:
         if found & {signal.SIGUSR1, signal.SIGCHLD, signal.SIGTERM, signal.SIGINT}:
             self._take_orders()
         if found & {signal.SIGTERM, signal.SIGINT} and self._may_end():
-            self._end(CAUSE_STOPPED, "the supervisor got SIGTERM")
+            self._end(CAUSE_STOPPED, "stopped from outside: its supervisor got SIGTERM")
             # Asked after the TERM was passed on: the answer may take its time.
             if host_is_stopping():
                 self._cause, self._reason = CAUSE_SHUTDOWN, "the host goes down"

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -399,6 +400,11 @@ def test_questions_that_exclude_each_other_are_usage_errors(run: Any, golden: An
         ["-n", "0"],
     ]
     golden("gq-usage-errors", "".join(f"$ gq {' '.join(x)}\n{run(cli, *x).text}" for x in lines))
+
+
+def test_it_says_its_version(run: Any) -> None:
+    outcome = run(cli, "--version")
+    assert (outcome.status, outcome.out) == (0, f"gq {version('gpuschedd')}\n")
 
 
 def test_the_help_is_as_documented(run: Any, golden: Any) -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from tests.support.daemon import DaemonProcess, daemon_in
+from gpuschedd import install
+from gpuschedd.job_dir import JobDir
+from tests.support.daemon import DaemonProcess, daemon_in, until
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +40,34 @@ def test_a_job_tells_where_its_words_are(daemon: DaemonProcess) -> None:
     assert Path(line.split(maxsplit=1)[1]).is_relative_to(place)
     assert Path(line.split(maxsplit=1)[1]).name.startswith(f"a_b-{int(job_id) + 1}")
     assert Path(line.split(maxsplit=1)[1]).exists()
+
+
+def test_a_dry_run_names_the_gpus(daemon: DaemonProcess) -> None:
+    assert daemon.run("gsub", "--dry-run", "true").stdout.endswith("start now on GPU 0\n")
+    both = daemon.run("gsub", "--dry-run", "-g", "2", "true").stdout
+    assert both.endswith("start now on GPUs 0, 1\n")
+
+
+def test_a_job_that_is_stopped_from_outside_says_so(daemon: DaemonProcess) -> None:
+    daemon.run("gsub", "-g", "0", "-o", "/dev/null", "sleep", "60")
+    with daemon.client() as client:
+        (job,) = client.jobs(states=["live"], name="sleep").jobs
+        until(lambda: client.job(job.job_id).state == "RUNNING", "it runs")
+        claim = JobDir(daemon.state_dir / "jobs" / f"{job.job_id}.1").claim()
+        assert claim is not None
+        os.kill(claim.pid, signal.SIGTERM)
+        ended = client.wait(job.job_id)
+    said = "stopped from outside: its supervisor got SIGTERM"
+    assert (ended.state, ended.cause_detail) == ("CANCELLED", said)
+
+
+def test_an_image_is_told_how_it_enables_the_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(install, "check_venv", lambda: None)
+    said = CliRunner().invoke(install.cli, ["--prefix", str(tmp_path)])
+    last = said.output.splitlines()[-1]
+    assert last == f"next: systemctl --root={tmp_path} enable gpuschedd.socket gpuschedd.service"
 
 
 def test_a_gpu_that_is_not_there_is_named_with_those_that_are(daemon: DaemonProcess) -> None:
