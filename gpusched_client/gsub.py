@@ -188,10 +188,14 @@ def _with_script_options(
         note(f"gsub: {warning}")
     if not script.options:
         return options
-    inner = ctx.command.make_context("gsub", list(script.options))
-    for name, text in _NOT_IN_SCRIPTS.items():
-        if inner.params[name]:
-            raise click.UsageError(f"the script's option lines cannot hold {text}.")
+    for here, words in script.lines:
+        try:
+            inner = ctx.command.make_context("gsub", list(words))
+        except click.UsageError as error:
+            raise click.UsageError(f"{here}: {error.format_message()}") from error
+        for name, text in _NOT_IN_SCRIPTS.items():
+            if inner.params[name]:
+                raise click.UsageError(f"{here}: a script's option lines cannot hold {text}.")
     return ctx.command.make_context("gsub", [*script.options, *ctx.meta["gsub.words"]]).params
 
 

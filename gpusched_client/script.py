@@ -38,6 +38,7 @@ _SBATCH_VALUES = {
     "-c": "--cpus",
 }
 _SBATCH_GPUS = ("--gpus", "-G", "--gpus-per-node", "--gres")
+_SBATCH_TASKS = ("--ntasks", "-n", "--ntasks-per-node")
 # To ignore these would run something else than what was asked for.
 _SBATCH_REFUSED = ("--array", "-a", "--dependency", "-d", "--begin", "-b", "--wrap")
 
@@ -47,8 +48,13 @@ class Script:
     """A captured script: its content, the options in it as gsub takes them, and what to tell."""
 
     content: bytes
-    options: tuple[str, ...] = ()
+    lines: tuple[tuple[str, tuple[str, ...]], ...] = ()  # (where, options of that line)
     warnings: tuple[str, ...] = ()
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Those of all lines, in order."""
+        return tuple([word for _, words in self.lines for word in words])
 
 
 def is_script(path: str) -> bool:
@@ -87,13 +93,16 @@ def script_of(content: bytes, source: str) -> Script:
             f"script {source!r} does not begin with #!; let its first line name the interpreter, "
             "as in #!/bin/bash"
         )
-    options: list[str] = []
+    lines: list[tuple[str, tuple[str, ...]]] = []
     warnings: list[str] = []
     for line, kind, words in _directives(content):
-        here = f"{source}: line {line}"
-        taken = _gsub_words(words, here) if kind == "GSUB" else _sbatch_words(words, here, warnings)
-        options.extend(taken)
-    return Script(content, tuple(options), tuple(warnings))
+        here, ignored = f"{source}: line {line}", list[str]()
+        taken = _gsub_words(words, here) if kind == "GSUB" else _sbatch_words(words, here, ignored)
+        lines.append((here, tuple(taken)))
+        warnings += [f"{name} (line {line})" for name in ignored]
+    if warnings:  # one line: a script from elsewhere has a dozen of them
+        warnings = [f"{source}: ignored, since they have no meaning here: {', '.join(warnings)}"]
+    return Script(content, tuple(lines), tuple(warnings))
 
 
 def _directives(content: bytes) -> list[tuple[int, str, str]]:
@@ -123,12 +132,17 @@ def _gsub_words(text: str, here: str) -> list[str]:
     return words
 
 
-def _sbatch_words(text: str, here: str, warnings: list[str]) -> list[str]:
-    """Slurm's options in ours; what we do not have is left out with a warning."""
+def _sbatch_words(text: str, here: str, ignored: list[str]) -> list[str]:
+    """Slurm's options in ours; what we do not have is left out and named in `ignored`."""
     taken: list[str] = []
     words = _split(text, here)
     while words:
         name, value = _take_option(words, here)
+        if name in ("--nodes", "-N") and value is not None:
+            _check_nodes(name, value, here)
+            continue
+        if name in _SBATCH_TASKS and value == "1":
+            continue  # what is done anyway
         if name in _SBATCH_REFUSED:
             raise Invalid(f"{here}: {name} is not supported; remove it")
         if name == "--mem" and value == "0":
@@ -138,14 +152,23 @@ def _sbatch_words(text: str, here: str, warnings: list[str]) -> list[str]:
         if name in _SBATCH_VALUES and value is not None:
             taken.append(f"{_SBATCH_VALUES[name]}={value}")
         elif name in _SBATCH_GPUS and value is not None:
-            taken.extend(_sbatch_gpus(name, value, here, warnings))
+            taken.extend(_sbatch_gpus(name, value, here, ignored))
         elif name == "--nice" and value is not None:
             taken.append(f"--nice={value}")
         elif name in ("--hold", "-H"):
             taken.append("--hold")
         else:
-            warnings.append(f"{here}: {name} has no meaning here; ignored")
+            ignored.append(name)
     return taken
+
+
+def _check_nodes(name: str, value: str, here: str) -> None:
+    """Refuse more than the one host there is: the job would run, and not as it was meant."""
+    least = value.split("-")[0]
+    if least.isdecimal() and int(least) > 1:
+        raise Invalid(
+            f"{here}: {name}={value}: there is one host here; ask for 1, and for its GPUs"
+        )
 
 
 def _take_option(words: list[str], here: str) -> tuple[str, str | None]:
@@ -167,12 +190,12 @@ def _take_option(words: list[str], here: str) -> tuple[str, str | None]:
     return name, None
 
 
-def _sbatch_gpus(name: str, value: str, here: str, warnings: list[str]) -> list[str]:
+def _sbatch_gpus(name: str, value: str, here: str, ignored: list[str]) -> list[str]:
     """`2`, `a100:2`, and for --gres `gpu`, `gpu:2`, `gpu:a100:2`."""
     parts = value.split(":")
     if name == "--gres":
         if parts[0] != "gpu":
-            warnings.append(f"{here}: --gres={value} has no meaning here; ignored")
+            ignored.append(f"--gres={value}")
             return []
         parts = parts[1:] or ["1"]
     count = parts.pop() if parts[-1].isdecimal() else "1"
