@@ -20,6 +20,7 @@ from gpuschedd.core.model import (
     Residue,
     Snapshot,
     Topology,
+    UserQueue,
     Waiting,
 )
 from gpuschedd.core.timeline import Host, Need, card_suits
@@ -64,6 +65,13 @@ class HorizonView:
         if room is not None and (request.gpus > room[0] or room[1] < 1):
             return False
         return self.known(request, job.uid)
+
+    def knows_all(self, queue: UserQueue) -> bool:
+        """True if the shadow time of every job in the list is known. False: look at each."""
+        gpus, size = queue.gpus_max, queue.bytes_max
+        if gpus is None or size is None or gpus > self._plain_gpus:
+            return False
+        return size == 0 or size + self._policy.margin_bytes <= self._plain_bytes
 
     def known(self, request: Request, uid: int) -> bool:
         """True if the shadow time of such a request is known."""

@@ -134,6 +134,13 @@ class Request:
         """True when the job takes idle GPUs alone."""
         return self.vram_bytes is None
 
+    @property
+    def wishes(self) -> bool:
+        """True when not any GPUs with enough memory will do."""
+        return bool(
+            self.gpu_model is not None or self.card_bytes or self.topology is not Topology.ANY
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class AdmittedRequest:
@@ -222,6 +229,8 @@ class UserQueue:
 
     `whole_gpus_min`, `shared_bytes_min`: the least that any whole-GPU job asks in GPUs, any shared
     job in bytes per GPU; None without such a job. They let a pass drop the user at once.
+    `gpus_max`, `bytes_max`: the most that any asks, of GPUs and of bytes per GPU, where none has a
+    further wish; None where one has, or where it is not known.
     `aged_to`: no job at this position or behind has any age, so that their priorities never rise
     along the list and a pass takes them one by one; None: not known.
     """
@@ -231,6 +240,8 @@ class UserQueue:
     jobs: tuple[Waiting, ...]
     whole_gpus_min: int | None = None
     shared_bytes_min: int | None = None
+    gpus_max: int | None = None
+    bytes_max: int | None = None
     aged_to: int | None = None
 
 

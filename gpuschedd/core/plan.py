@@ -215,20 +215,23 @@ class _Pass:
         merge.pass_over(self._fails_again, self._all_fail)
 
     def _all_fail(self, queue: UserQueue) -> bool:
-        # As in _fails_again: one whose start is unknown may have GPUs kept for it.
-        if self.host.unlimited and not self.kept:
-            return False
-        return not self._could_start(queue.whole_gpus_min, queue.shared_bytes_min)
-
-    def _hopeless(self, entry: Entry, merge: Merge) -> bool:
-        """True when no job behind this one can start; drops its user's list when that is so."""
-        if self.blocked_by is not None:
-            return True
-        queue = entry.stream.queue
+        """True if nothing is lost when the list is not looked at, as in _fails_again."""
         if self._could_start(queue.whole_gpus_min, queue.shared_bytes_min):
             return False
-        merge.drop(entry)
-        return not self._could_start(merge.whole_gpus_min, merge.shared_bytes_min)
+        return self._keeps_none() or self._horizon_now().knows_all(queue)
+
+    def _keeps_none(self) -> bool:
+        """No GPUs are kept for a further job: the first that waits for one without limit has."""
+        return bool(self.kept) or not self.host.unlimited
+
+    def _hopeless(self, entry: Entry, merge: Merge) -> bool:
+        """True when no job at all can start any more; drops a list in which none can."""
+        if self.blocked_by is not None:
+            return True
+        if self._all_fail(entry.stream.queue):
+            merge.drop(entry)
+            return not self._could_start(merge.whole_gpus_min, merge.shared_bytes_min)
+        return False
 
     def _could_start(self, whole_gpus_min: int | None, shared_bytes_min: int | None) -> bool:
         """Could the least of these asks sit now, or, with no head yet, become the head?"""
@@ -250,15 +253,18 @@ class _Pass:
         return any(could_take(*ask) for ask in asks for could_take in could)
 
     def _fails_again(self, job: Waiting) -> bool:
-        """True if nothing is lost when the job is not looked at: it fails, and that is all."""
+        """True if nothing is lost when the job is not looked at: it fails, and that is all.
+
+        (By a job without limit that starts later in this pass its start may become unknown; the
+        next pass, which follows at once, sees that.)
+        """
         request, vram = job.request, job.request.vram_bytes
         size = None if vram is None else vram + self.policy.margin_bytes
         if self.host.could_take(request.gpus, size):
             end_s = end_if_decided_s(self.now_s, request.time_limit_s, self.policy)
             if size is not None or request.gpus < self.failures.whole_gpus[self._level(end_s)]:
                 return False
-        # The first job that waits for one without limit has GPUs kept for it.
-        return bool(self.kept) or not self.host.unlimited or self._horizon_now().counts(job)
+        return self._keeps_none() or self._horizon_now().known(request, job.uid)
 
     def _horizon_now(self) -> HorizonView:
         if self.view_starts != len(self.starts):

@@ -40,7 +40,10 @@ def _leave(waiting: Waiting, now_s: float) -> Waiting:
 class _Own:
     """One user's list. `keys` is sorted; `window` holds the keys inside the window, in order."""
 
-    __slots__ = ("aged", "jobs", "keys", "shared", "uid", "user", "view", "whole", "window")
+    __slots__ = (
+        *("aged", "gpus", "jobs", "keys", "shared", "uid", "user", "view", "whole", "window"),
+        "wishing",
+    )
 
     def __init__(self, uid: int, user: str) -> None:
         self.uid = uid
@@ -51,6 +54,8 @@ class _Own:
         self.aged: set[_Key] = set()  # jobs that have gained age or are gaining it
         self.whole: dict[int, int] = {}  # GPUs asked -> how many whole-GPU jobs ask them
         self.shared: dict[int, int] = {}  # bytes asked -> how many shared jobs ask them
+        self.gpus: dict[int, int] = {}  # GPUs asked -> how many jobs of any kind ask them
+        self.wishing = 0  # jobs with a further wish
         self.view: UserQueue | None = None
 
     def put(self, key: _Key, waiting: Waiting) -> None:
@@ -79,6 +84,8 @@ class _Own:
     def _count(self, waiting: Waiting, by: int) -> None:
         request = waiting.request
         vram = request.vram_bytes
+        _tally(self.gpus, request.gpus, by)
+        self.wishing += by * request.wishes
         if vram is None:
             _tally(self.whole, request.gpus, by)
         else:
@@ -93,6 +100,8 @@ class _Own:
                 jobs=tuple([jobs[key] for key in self.keys]),
                 whole_gpus_min=min(self.whole, default=None),
                 shared_bytes_min=min(self.shared, default=None),
+                gpus_max=None if self.wishing else max(self.gpus, default=0),
+                bytes_max=None if self.wishing else max(self.shared, default=0),
                 aged_to=bisect_left(self.keys, max(self.aged)) + 1 if self.aged else 0,
             )
         return self.view
