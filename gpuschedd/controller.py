@@ -617,8 +617,9 @@ class Controller:
         """A new configuration: policy, queues, accounts and holds follow."""
         self.state.config = config
         self.state.policy = policy_of(config)
-        self.state.rebuild_queues(self.clock.now_s())
-        self.restore_accounts(tuple(self._account_rows.values()))
+        # As a command: a batch that is being written has moved queues and accounts already, while
+        # its jobs are not in memory yet.
+        self.tell(lambda batch: self._unfollow(batch.now_s))
         self.hold_by_config()
         self.poke()
 

@@ -32,6 +32,7 @@ from gpuschedd.store import Changes, GpuRow, Store, StoreFull
 
 GIB = 2**30
 CARD = 24 * GIB
+SETTINGS = ("scheduling.default_time_limit=600", "scheduling.max_cpu_jobs=2")
 
 
 class VirtualClock:
@@ -75,6 +76,8 @@ class World:
     ran: dict[int, int] = field(default_factory=dict)  # job -> how often its main process started
     agenda: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
     disk_full: bool = False
+    loop: asyncio.AbstractEventLoop | None = None
+    midway: Callable[[], None] | None = None  # happens once, while the next batch is being written
     _count: int = 0
 
     def later(self, delay_s: float, act: Callable[[], None]) -> None:
@@ -185,13 +188,21 @@ class PlayedRunner:
         self.look(key)
 
 
+async def _done(act: Callable[[], None]) -> None:
+    act()
+
+
 class FickleStore:
-    """The real store, on a disk that is full now and then."""
+    """The real store, on a disk that is full now and then; others act while it writes."""
 
     def __init__(self, store: Store, world: World) -> None:
         self._store, self._world = store, world
 
     def commit(self, changes: Changes) -> None:
+        act, self._world.midway = self._world.midway, None
+        if act is not None:
+            assert self._world.loop is not None
+            asyncio.run_coroutine_threadsafe(_done(act), self._world.loop).result(30)
         if self._world.disk_full:
             raise StoreFull("database or disk is full")
         self._store.commit(changes)
@@ -210,9 +221,7 @@ class Host:
             Gpu(uuid=GpuUuid(f"GPU-{index}"), index=index, model="Card", total_bytes=CARD)
             for index in range(gpus)
         )
-        self.settings = config.load(
-            Path("none"), ["scheduling.default_time_limit=600", "scheduling.max_cpu_jobs=2"]
-        )
+        self.settings = config.load(Path("none"), SETTINGS)
         self.runner = PlayedRunner(self)
         self.start()
 
@@ -253,6 +262,16 @@ class Host:
 
                 self.runner.recover((job.job_id, job.attempt), orders_of(job))
         await self.settle()
+
+    def reload(self, *overrides: str) -> None:
+        """What `gctl reload` does after such a change of the configuration."""
+        self.settings = config.load(Path("none"), [*SETTINGS, *overrides])
+        self.controller.reconfigure(self.settings)
+
+    def reload_midway(self, *overrides: str) -> None:
+        """The same while the next batch is being written."""
+        self.world.loop = asyncio.get_running_loop()
+        self.world.midway = lambda: self.reload(*overrides)
 
     async def settle(self) -> None:
         """Work off all commands and passes that are due now."""

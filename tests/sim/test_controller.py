@@ -83,6 +83,14 @@ def check_queue(host: Host) -> None:
             assert queued == state.ages[job.job_id]
 
 
+def check_accounts(host: Host) -> None:
+    """Exactly the jobs that hold GPUs are charged, each at its own rate."""
+    controller = host.controller
+    held = map(controller.state.jobs.__getitem__, controller.state.holding)
+    rates = {job.job_id: controller._rate_of(job) for job in held}
+    assert controller._rates == {job_id: rate for job_id, rate in rates.items() if rate > 0}
+
+
 async def one_step(host: Host, known: list[int]) -> None:
     """Something a user, the host or fate may do."""
     random = host.world.random
@@ -112,6 +120,10 @@ async def one_step(host: Host, known: list[int]) -> None:
         await host.settle()
     elif choice < 0.75 and not host.world.disk_full:
         await host.restart()
+    elif choice < 0.79:
+        reload = random.choice([host.reload, host.reload_midway])
+        reload(f"scheduling.age_jobs_per_user={random.choice([0, 1, 3])}")
+        await host.settle()
     else:
         await host.pass_time(random.uniform(0.1, 60.0))
 
@@ -124,6 +136,7 @@ async def live(host: Host) -> None:
         check_gpus(host)
         check_books(host)
         check_queue(host)
+        check_accounts(host)
     host.world.disk_full = False
     host.controller.state.storage_blocked = None
     for job_id in list(host.controller.state.jobs):
@@ -175,6 +188,28 @@ async def _hold_of_a_promised_job(
         row = history.promise_of(job_id)
     assert row is not None
     assert (row.outcome, row.detail) == outcome
+    await host.controller.stop()
+    host.controller.close()
+
+
+def test_a_reload_while_a_batch_is_written_forgets_nobody(tmp_path: Path) -> None:
+    """The jobs of that batch are queued, and what starts is charged."""
+    asyncio.run(_reload_midway(Host(tmp_path, 1)))
+
+
+async def _reload_midway(host: Host) -> None:
+    owner = host.caller(1001)
+    one = JobRequest(argv=(b"true",), cwd=b"/", environment={}, gpus=4, time_limit_s=60)
+    for wanted in (SubmitRequest(jobs=(one,)), SubmitRequest(jobs=(one, one))):
+        host.reload_midway("scheduling.age_jobs_per_user=3")
+        await host.ask(lambda batch, w=wanted: orders.submit(batch, owner, w, None))
+        check_queue(host)
+        check_accounts(host)
+    host.reload_midway()
+    await host.pass_time(600.0)
+    check_accounts(host)
+    await host.pass_time(600.0)
+    assert host.controller.state.jobs == {}
     await host.controller.stop()
     host.controller.close()
 
