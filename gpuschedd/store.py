@@ -42,6 +42,7 @@ AUDIT_ROWS_MAX = 100_000
 SUBMISSION_KEPT_S = 7 * 86_400.0
 RECENT_SUBMISSIONS_MAX = 100_000  # kept in memory
 BUSY_TIMEOUT_S = 10.0
+WAL_PAGES = 250  # 1 MiB: on a small disk it must not take the room that the database grows into
 BRIEF_WORDS_MAX, BRIEF_BYTES_MAX = 64, 1_024
 CHECKED_ROWS_MAX = 20_000  # whose checksums are looked at when the daemon starts
 
@@ -661,6 +662,7 @@ def _prepare(db: sqlite3.Connection, path: Path, *, check: bool, has_content: bo
         if version == 0 and size > 0 and not _is_fresh(db):
             raise sqlite3.DatabaseError("it is not one of ours")
     db.execute("PRAGMA journal_mode = WAL")
+    db.execute(f"PRAGMA wal_autocheckpoint = {WAL_PAGES}")
     db.execute("PRAGMA synchronous = FULL")
     db.execute("PRAGMA foreign_keys = ON")
     db.execute("PRAGMA secure_delete = ON")  # environments do not stay in free pages

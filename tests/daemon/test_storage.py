@@ -131,6 +131,15 @@ def test_a_full_wal_is_emptied_where_that_makes_room(small_disk: Path) -> None:
     store.close()
 
 
+def test_the_books_of_a_small_disk_are_not_all_wal(small_disk: Path) -> None:
+    """What is written over and over takes a quarter of the room that the WAL had by default."""
+    store = Store.open(small_disk)
+    for number in range(1_000):
+        store.commit(_marked(number))
+    assert (small_disk / "gpuschedd.sqlite3-wal").stat().st_size < 2**20 + 2**16
+    store.close()
+
+
 def _marked(number: int) -> Changes:
     return Changes(mark=ClockMark("boot", 0.0, float(number), 1e9))
 
