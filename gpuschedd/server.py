@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -36,6 +36,8 @@ KEPT_FOR_ROOT = 16  # connections that only root may take
 BACKLOG = 1_024
 LASTING = frozenset({"wait", "watch"})  # open for long, and no work meanwhile
 REFUSALS_MAX = 1_000
+TAKEN_AT_ONCE = 64  # messages of one connection; then the others have their turn
+DECODED_BYTES = 4 * 1024  # at once: a message that takes five bytes has a thousand when decoded
 ACCEPT_PAUSE_S = 0.1  # after no descriptor was left
 ACCEPT_AT_ONCE = 8  # then those who are connected have their turn
 OPEN_PER_UID_MAX = 16  # requests of one user that are being answered; those that wait are not
@@ -56,7 +58,8 @@ class Server:
         """`only_uid`: nobody else may use this daemon (user mode)."""
         self.budget = budget
         self.answering: Counter[int] = Counter()  # uid -> requests that are being answered
-        self.blocked: dict[int, set[ServerConnection]] = {}  # uid -> those who wait for room
+        # uid -> its connections that wait for room, in the order in which they came to wait
+        self.blocked: dict[int, dict[ServerConnection, None]] = {}
         self.handlers = handlers
         self.connections_per_uid = connections_per_uid
         self.connections_all = connections_all
@@ -138,12 +141,24 @@ class Server:
         self.answering[uid] += 1
 
     def end(self, uid: int) -> None:
-        """One less: those of the user's connections that wait for room may go on."""
+        """One less: the user's connection that has waited longest for room may go on.
+
+        Whoever takes all the room there is waits behind the others for more.
+        """
         self.answering[uid] -= 1
         if self.answering[uid] <= 0:
             del self.answering[uid]
-        for connection in self.blocked.pop(uid, ()):
+        waiting = self.blocked.get(uid, {})
+        while waiting and self.has_room(uid):
+            connection = next(iter(waiting))
+            del waiting[connection]
             connection.go_on()
+        if not waiting:
+            self.blocked.pop(uid, None)
+
+    def has_room(self, uid: int) -> bool:
+        """Whether one more request of this user may be answered now."""
+        return self.answering[uid] < OPEN_PER_UID_MAX
 
     def _admit(self, peer: Peer) -> None:
         """Raise where this peer may not have one more connection."""
@@ -183,7 +198,9 @@ class ServerConnection(asyncio.Protocol):
         self._is_dead = False  # takes nothing more: the boundaries of its messages are lost
         self._is_at_end = False  # the client sends nothing more
         self._has_lingered = False
-        self._waiting: list[framing.Incoming] = []
+        self._unread = memoryview(b"")  # what was received and not decoded yet
+        self._waiting: deque[framing.Incoming] = deque()
+        self._goes_on = False  # its next turn is set
         self._not_before: asyncio.TimerHandle | None = None  # its user asks too much
 
     # --- asyncio.Protocol ---------------------------------------------------------------------
@@ -205,7 +222,7 @@ class ServerConnection(asyncio.Protocol):
             task.cancel()
         uid = self.peer.uid
         self._server.open.discard(self)
-        self._server.blocked.get(uid, set()).discard(self)
+        self._server.blocked.get(uid, {}).pop(self, None)
         self._server.counts[uid] -= 1
         if self._server.counts[uid] <= 0:
             del self._server.counts[uid]
@@ -217,23 +234,34 @@ class ServerConnection(asyncio.Protocol):
         if self._is_dead:
             return
         began_mid_message = self._decoder.is_mid_message
-        self._waiting += self._decoder.feed(data)
+        self._unread = memoryview(self._unread.tobytes() + data)
         self._take_waiting()
         self._rearm(keep=began_mid_message and self._decoder.is_mid_message)
 
     def eof_received(self) -> bool:
         """The client sends no more; replies to what it sent still go out."""
         self._is_at_end = True
-        return bool(self._tasks or self._waiting)
+        return bool(self._tasks or self._has_more)
 
     # --- requests -----------------------------------------------------------------------------
 
+    @property
+    def _has_more(self) -> bool:
+        """Whether something that was received waits for its turn."""
+        return not self._is_dead and bool(self._waiting or self._unread)
+
     def _take_waiting(self) -> None:
-        """Take decoded requests in order, as far as the limits on open ones and on the rate go."""
-        while self._may_take():
-            self._take(self._waiting.pop(0))
+        """Take requests in order, as far as the limits on open ones and on the rate go."""
+        for _ in range(TAKEN_AT_ONCE):
+            if not self._may_take():
+                break
+            self._take(self._waiting.popleft())
+        else:
+            if self._has_more and not self._goes_on:
+                self._goes_on = True
+                asyncio.get_running_loop().call_soon(self._go_on_now)
         assert self._transport is not None
-        should_pause = bool(self._waiting)
+        should_pause = self._has_more
         if should_pause != self._paused and not self._transport.is_closing():
             self._paused = should_pause
             if should_pause:
@@ -241,15 +269,24 @@ class ServerConnection(asyncio.Protocol):
             else:
                 self._transport.resume_reading()
 
+    def _decode_some(self) -> None:
+        """Decode until there is a message, or nothing left to decode."""
+        while self._unread and not self._waiting:
+            part, self._unread = self._unread[:DECODED_BYTES], self._unread[DECODED_BYTES:]
+            self._waiting.extend(self._decoder.feed(part))
+
     def _may_take(self) -> bool:
         """Whether the next request's turn has come; if not, what will come back to it is set."""
-        if not self._waiting or self._is_dead or self._not_before is not None:
+        if self._is_dead or self._not_before is not None:
+            return False
+        self._decode_some()
+        if not self._waiting:
             return False
         if len(self._tasks) >= OPEN_REQUESTS_MAX:
             return False
         server, uid = self._server, self.peer.uid
-        if server.answering[uid] >= OPEN_PER_UID_MAX:
-            server.blocked.setdefault(uid, set()).add(self)
+        if not server.has_room(uid):
+            server.blocked.setdefault(uid, {})[self] = None
             return False
         delay_s = server.budget.owed_s(uid)
         if delay_s > 0:
@@ -260,13 +297,20 @@ class ServerConnection(asyncio.Protocol):
         self._not_before = None
         self.go_on()
 
+    def _go_on_now(self) -> None:
+        self._goes_on = False
+        self.go_on()
+
     def go_on(self) -> None:
         """There may be room for another request of this user."""
         if self._transport is not None and not self._transport.is_closing():
             self._take_waiting()
+            self._rearm(keep=self._decoder.is_mid_message)
             self._end_when_done()
 
     def _take(self, message: framing.Incoming) -> None:
+        if not isinstance(message, framing.Request):
+            self._server.budget.charge(self.peer.uid, 1.0)  # it costs time as well
         if isinstance(message, framing.Malformed):
             self._send(framing.encode_error(message.msgid, message.error))
             if message.is_fatal:
@@ -309,7 +353,7 @@ class ServerConnection(asyncio.Protocol):
     def _end_when_done(self) -> None:
         """After the last reply of a connection that asks nothing more: end it."""
         assert self._transport is not None
-        if self._tasks or self._waiting or self._transport.is_closing():
+        if self._tasks or self._has_more or self._transport.is_closing():
             return
         if self._is_at_end or self._has_lingered:
             self.close()
@@ -379,12 +423,17 @@ class ServerConnection(asyncio.Protocol):
     # --- time limits --------------------------------------------------------------------------
 
     def _rearm(self, *, keep: bool = False) -> None:
-        """The one timer of a connection: a whole request in time, or not idle for too long."""
-        if keep or self._is_dead:
+        """The one timer of a connection: a whole request in time, or not idle for too long.
+
+        None while it is the client that waits for its turn.
+        """
+        if self._is_dead or (keep and self._timer is not None and not self._has_more):
             return  # the unfinished request's own deadline stands
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self._has_more:
+            return
         loop = asyncio.get_running_loop()
         if self._decoder.is_mid_message:
             self._timer = loop.call_later(WHOLE_REQUEST_S, self._cut_slow)

@@ -235,6 +235,72 @@ def test_it_is_answered_also_where_the_disk_takes_its_time(tmp_path: Path) -> No
     assert replies[1][3]["job_ids"] == [7]
 
 
+class Prompt:
+    """Answers in the order of the turns it gets; writes down who was answered."""
+
+    def __init__(self) -> None:
+        self.answered: list[object] = []
+
+    async def handle(self, connection: object, *_: object) -> SubmitResult:
+        await asyncio.sleep(0)
+        self.answered.append(connection)
+        return SubmitResult(job_ids=())
+
+
+class Charges(Budget):
+    """A budget that counts what was charged."""
+
+    charged = 0.0
+
+    def charge(self, uid: int, cost: float) -> None:
+        self.charged += cost
+        super().charge(uid, cost)
+
+
+def _busy_and_other(place: Path, flood: bytes) -> tuple[Prompt, float, float]:
+    """One connection sends a flood, then another asks once: the order of answers, and what was
+    charged when the other was answered and in the end.
+    """
+    handlers: Any = Prompt()
+    budget = Charges(1_000.0, is_shared=False)
+
+    async def ask() -> float:
+        server = Server(handlers, connections_per_uid=9, connections_all=99, budget=budget)
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(str(place / "s"))
+            await server.listen(listening)
+            busy, to_busy = await asyncio.open_unix_connection(place / "s")
+            to_busy.write(flood)
+            other, to_other = await asyncio.open_unix_connection(place / "s")
+            to_other.write(msgpack.packb([0, 1, "hello", []]))
+            assert await other.read(65536)
+            charged_then = budget.charged
+            to_busy.write_eof()
+            await busy.read()
+            to_other.close()
+            await server.close()
+        return charged_then
+
+    charged_then = asyncio.run(ask())
+    return handlers, charged_then, budget.charged
+
+
+def test_a_flood_that_asks_nothing_has_its_turns_as_others_have(tmp_path: Path) -> None:
+    """Notifications get no answer, so no limit on open requests holds them; they cost time."""
+    _, then, at_last = _busy_and_other(tmp_path, 60_000 * msgpack.packb([2, "a", []]))
+    assert then < 10_000
+    assert at_last == 60_001
+
+
+def test_a_busy_connection_leaves_room_for_the_same_user_s_others(tmp_path: Path) -> None:
+    """The one that has waited longest is next, not whoever asks most."""
+    asked = b"".join(msgpack.packb([0, n, "hello", []]) for n in range(5_000))
+    handlers, _, _ = _busy_and_other(tmp_path, asked)
+    (other,) = [who for who in handlers.answered if who is not handlers.answered[0]]
+    assert len(handlers.answered) == 5_001
+    assert handlers.answered.index(other) < 100
+
+
 def test_all_that_was_asked_before_a_half_close_is_answered(daemon: DaemonProcess) -> None:
     """More requests than are taken at once, then no more: all replies, then the end."""
     with raw(daemon) as connected:
