@@ -40,6 +40,7 @@ from gpuschedd.core.model import (
     AdmittedRequest,
     PromiseException,
     Request,
+    RunningJob,
     Snapshot,
     Topology,
 )
@@ -493,6 +494,7 @@ def _check_extension(
     """An owner's longer limit must not move a promised start."""
     if snapshot is None or limit_s is None:
         raise Conflict(f"job {job.job_id} runs; only an admin may make it unlimited")
+    snapshot = replace(snapshot, running=tuple(_as_changed(batch, run) for run in snapshot.running))
     most_s = forecast.raise_limit_allowed(snapshot, batch.state.policy, job.job_id, limit_s)
     if most_s < limit_s:
         raise Conflict(
@@ -500,6 +502,12 @@ def _check_extension(
             f"start; at most {format_duration(most_s)} is possible",
             {"limit": most_s},
         )
+
+
+def _as_changed(batch: Batch, running: RunningJob) -> RunningJob:
+    """With the limit that the batch gave it: one extension may leave no room for the next."""
+    job = batch.job(running.job_id)
+    return running if job is None else replace(running, time_limit_s=job.request.time_limit_s)
 
 
 def _new_hold(batch: Batch, caller: Caller, job: Job, hold: bool) -> Job:

@@ -192,6 +192,37 @@ async def _hold_of_a_promised_job(
     host.controller.close()
 
 
+@pytest.mark.parametrize("together", [True, False])
+def test_two_longer_limits_at_once_move_no_promise(tmp_path: Path, together: bool) -> None:
+    """Each alone leaves the promised start as it is; of both, in one batch, one is refused."""
+    asyncio.run(_two_longer_limits(Host(tmp_path, 3, gpus=2), together))
+
+
+async def _two_longer_limits(host: Host, together: bool) -> None:
+    owner, controller = host.caller(1001), host.controller
+    one = JobRequest(argv=(b"true",), cwd=b"/", environment={}, gpus=1, time_limit_s=100)
+    wanted = SubmitRequest(jobs=(one,) * 3)
+    ids = (await host.ask(lambda batch: orders.submit(batch, owner, wanted, None))).job_ids
+    promise = controller.state.promise
+    assert promise is not None
+    assert promise.job_id == ids[2]
+    groups = [ids[:2]] if together else [ids[:1], ids[1:2]]
+    updates = [UpdateRequest(job_ids=group, time_limit_s=1_000) for group in groups]
+    asked = [
+        asyncio.ensure_future(
+            controller.ask(lambda b, u=update: orders.update(b, owner, u, controller.snapshot()))
+        )
+        for update in updates
+    ]
+    await asyncio.sleep(0)
+    await host.settle()
+    outcomes = [outcome for done in asked for outcome in await done]
+    assert [outcome.code for outcome in outcomes] == [None, "conflict"]
+    assert controller.state.promise == promise
+    await controller.stop()
+    controller.close()
+
+
 def test_a_reload_while_a_batch_is_written_forgets_nobody(tmp_path: Path) -> None:
     """The jobs of that batch are queued, and what starts is charged."""
     asyncio.run(_reload_midway(Host(tmp_path, 1)))
