@@ -375,7 +375,9 @@ def _top_one(batch: Batch, caller: Caller, job: Job) -> tuple[str, JobState]:
         if ahead and job.nice >= NICE_MAX:
             raise Conflict(f"job {job.job_id} has nice {job.nice}; no job can give way to it")
         for other in ahead:
-            batch.put(replace(other, nice=job.nice + 1))
+            after = replace(other, nice=job.nice + 1)
+            _void_promise(batch, caller, other, after)
+            batch.put(after)
         text = "first of yours"
         if ahead:
             others = "1 other has" if len(ahead) == 1 else f"{len(ahead)} others have"

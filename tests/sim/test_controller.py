@@ -223,6 +223,27 @@ async def _two_longer_limits(host: Host, together: bool) -> None:
     controller.close()
 
 
+def test_who_gives_way_to_an_owners_top_loses_the_promise(tmp_path: Path) -> None:
+    """The owner has changed it: else the one that is put first would wait for it all the same."""
+    asyncio.run(_top_over_a_promise(Host(tmp_path, 3)))
+
+
+async def _top_over_a_promise(host: Host) -> None:
+    owner, controller = host.caller(1001), host.controller
+    whole = JobRequest(argv=(b"true",), cwd=b"/", environment={}, gpus=4, time_limit_s=3_600)
+    wanted = SubmitRequest(jobs=(whole,) * 3)
+    ids = (await host.ask(lambda batch: orders.submit(batch, owner, wanted, None))).job_ids
+    await host.ask(lambda batch: orders.top(batch, owner, ids[2]))
+    assert controller.state.promise is not None
+    assert controller.state.promise.job_id == ids[2]
+    with closing(History(host.store.path)) as history:
+        row = history.promise_of(ids[1])
+    assert row is not None
+    assert row.outcome == "withdrawn"
+    await controller.stop()
+    controller.close()
+
+
 def test_a_reload_while_a_batch_is_written_forgets_nobody(tmp_path: Path) -> None:
     """The jobs of that batch are queued, and what starts is charged."""
     asyncio.run(_reload_midway(Host(tmp_path, 1)))
