@@ -98,6 +98,7 @@ WALK_REST = 20.0  # times as long as it took, before the next
 VIEWS_AT_ONCE = 10  # a few tenths of a millisecond
 CALLER_KEPT_S = 5.0  # an account that changes hands is another's after this
 WAITS_PER_UID_MAX = 1_000
+UID_DIGITS_MAX = 10  # more is nobody's number
 
 T = TypeVar("T")
 
@@ -851,8 +852,8 @@ def _names_and_uids(
     """Names, or decimal uids where all are numbers."""
     if users is None:
         return None, None
-    if all(user.isdecimal() for user in users):
-        return None, [int(user) for user in users]
+    if all(user.isascii() and user.isdecimal() for user in users):
+        return None, [int(user) for user in users if len(user) <= UID_DIGITS_MAX]
     return list(users), None
 
 

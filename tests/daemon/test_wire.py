@@ -112,6 +112,15 @@ def test_a_bad_field_is_invalid_with_its_path(
         assert result["total"] == 0
 
 
+@pytest.mark.parametrize("user", [20 * "9", str(2**63), 256 * "9", "\u0661", "\u00b2"])
+def test_a_number_that_is_nobody_s_finds_no_job(daemon: DaemonProcess, user: str) -> None:
+    """A uid has 32 bits, and the books hold no number beyond 63."""
+    with raw(daemon) as connected:
+        *_, error, result = call(connected, 0, 1, "jobs", [{"users": [user]}])
+        assert error is None
+        assert result == {"jobs": [], "total": 0}
+
+
 TWICE = b"\x82" + 2 * (msgpack.packb("jobs") + msgpack.packb([JOB]))
 TWICE_WITHIN = b"\x81" + msgpack.packb("jobs") + b"\x91\x82" + 2 * msgpack.packb("gpus") * 2
 
