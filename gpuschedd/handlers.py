@@ -336,9 +336,10 @@ class Handlers:
     ) -> Response:
         if request.dry_run:
             return self._dry_run(caller, request)
-        earlier = None
         state, key = self._controller.state, (caller.uid, request.submission_id or "")
-        if request.submission_id and state.submissions_forgotten and key not in state.submissions:
+        # Taken along: it may be forgotten before the request's turn comes.
+        earlier = state.submissions.get(key)
+        if request.submission_id and state.submissions_forgotten and earlier is None:
             earlier = await self._read(caller, lambda history: history.submission(*key))
         result: SubmitResult = await self._controller.ask(
             lambda batch: orders.submit(batch, caller, request, earlier)

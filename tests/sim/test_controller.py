@@ -13,8 +13,10 @@ import pytest
 from gpusched_client.errors import GpuschedError, StorageError
 from gpusched_client.protocol import CancelRequest, JobRequest, SubmitRequest, UpdateRequest
 from gpusched_client.terms import JobState
-from gpuschedd import orders
+from gpuschedd import orders, state
+from gpuschedd.budget import Budget
 from gpuschedd.core.lifecycle import Job
+from gpuschedd.handlers import Handlers
 from gpuschedd.store import History
 from tests.sim.harness import CARD, GIB, Host
 
@@ -285,6 +287,41 @@ async def _promise_beside_a_start(host: Host) -> None:
     promise = host.controller.state.promise
     assert promise is not None
     assert promise.delayed_by is None
+    await host.controller.stop()
+    host.controller.close()
+
+
+def test_a_submission_id_that_is_forgotten_before_its_turn_is_known_none_the_less(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory holds so many; while a repetition waits, others push the first out."""
+    monkeypatch.setattr(state, "RECENT_SUBMISSIONS_MAX", 1)
+    asyncio.run(_submit_forgotten(Host(tmp_path, 1)))
+
+
+async def _submit_forgotten(host: Host) -> None:
+    unasked: Any = None
+    budget = Budget(1_000.0, is_shared=False)
+    history = History(host.store.path)
+    handlers = Handlers(host.controller, history, unasked, unasked, unasked, budget)
+    job = JobRequest(argv=(b"true",), cwd=b"/", environment={}, hold=True)
+
+    async def submit(name: str) -> Any:
+        request = SubmitRequest(jobs=(job,), submission_id=name)
+        return await handlers._submit(unasked, host.caller(1001), request)
+
+    with closing(handlers):
+        asked = []
+        for name in ("a", "b", "a"):
+            asked.append(asyncio.ensure_future(submit(name)))
+            await asyncio.sleep(0)
+            if len(asked) == 1:
+                await host.settle()
+        late = host.controller._commands.pop()  # it comes into the batch after that of b
+        await host.settle()
+        host.controller._commands.append(late)
+        await host.settle()
+        assert [(await task).job_ids for task in asked] == [(1,), (2,), (1,)]
     await host.controller.stop()
     host.controller.close()
 
