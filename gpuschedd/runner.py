@@ -26,6 +26,7 @@ from gpuschedd.job_dir import (
     Observation,
     Orders,
     Spec,
+    Started,
     abandoned_in,
 )
 from gpuschedd.launcher import (
@@ -69,7 +70,7 @@ class Sighting:
 
 
 class NoRoom(Exception):
-    """The disk does not take the claim for now, so nobody can say whether the attempt may run."""
+    """The host does not take the claim for now, so nobody can say whether the attempt may run."""
 
 
 class Runner:
@@ -283,7 +284,8 @@ class Runner:
     async def _fenced(self, key: Key) -> Observation | None:
         """Take the claim if it is free; what stands afterwards. None: not even that is possible.
 
-        A full disk only delays it: who gave up here could not say that nothing starts later.
+        A full disk, or no descriptor left, only delays it: who gave up here could not say that
+        nothing starts later.
         """
         while key in self._uids:
             with suppress(NoRoom):
@@ -299,7 +301,7 @@ class Runner:
             return job_dir.observe()
         except (OSError, JobDirError) as error:
             log.warning("fence_failed job=%d attempt=%d error=%s", *key, error)
-            if isinstance(error, OSError) and error.errno in STORAGE_ERRNOS:
+            if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
                 raise NoRoom(str(error)) from error
             return None
 
@@ -309,22 +311,21 @@ class Runner:
         self.look(key)
 
     async def _publish(self, key: Key, orders: Orders) -> None:
-        """Write and wake. A full disk is no reason to forget: written again until it works."""
+        """Write and wake. A full disk is no reason to forget: done again until it works."""
         job_dir = JobDir.open(self._jobs_root, *key)
         while key in self._uids:
             try:
                 await self._in_thread(lambda: job_dir.write_orders(orders))
-                break
+                pidfd = await self._attach(key)
             except FileNotFoundError:
                 return  # the attempt is over
             except OSError as error:
                 log.warning("orders_failed job=%d attempt=%d error=%s", *key, error)
                 await asyncio.sleep(ROOM_PAUSE_S)
-        pidfd = self._pidfds.get(key)
-        if pidfd is None:
-            pidfd = await self._attach(key)
-        if pidfd is not None:
-            self._launcher.wake(pidfd)
+            else:
+                if pidfd is not None:
+                    self._launcher.wake(pidfd)
+                return
 
     async def _fence(self, key: Key, orders: Orders) -> None:
         async with self._lock(key):
@@ -349,14 +350,14 @@ class Runner:
             self._go(self._order(key, orders))
         elif seen is None or (seen.claim is not None and seen.claim.by == "supervisor"):
             self.look(key)
-        elif ran and await self._end_leftovers(key, seen):
+        elif ran and await self._end_leftovers(key, seen.started):
             self._go(self._report_unclaimed(key, seen))
         else:
             self._report(_unclaimed(key, seen))
 
     async def _report_unclaimed(self, key: Key, seen: Observation) -> None:
         """Its processes outlived its directory: its GPUs are free when the last one is gone."""
-        while await self._end_leftovers(key, seen):
+        while await self._end_leftovers(key, seen.started):
             await asyncio.sleep(LEFTOVER_PAUSE_S)
         self._report(_unclaimed(key, seen))
 
@@ -371,25 +372,47 @@ class Runner:
             self._looking.pop(key, None)
 
     async def _look_once(self, key: Key) -> None:
-        """Read the directory; where the supervisor is dead, end what it left behind."""
+        """Look until there is no more to be found out for now.
+
+        Nobody else would look: what the host has no room for is tried again.
+        """
         while key in self._uids:
             try:
-                seen = await self._in_thread(JobDir.open(self._jobs_root, *key).observe)
-            except JobDirCorrupt as error:
-                self._report(Sighting(*key, seen=None, detail=str(error)))
-                return
-            except FileNotFoundError:
-                return  # not written yet, or gone
-            if seen.exit is not None or not await self._is_orphan(key, seen):
-                self._report(Sighting(*key, seen=seen))
-                return
-            left = await self._end_leftovers(key, seen)
-            if seen.supervisor_alive:
-                continue  # it died between the two looks
-            self._report(Sighting(*key, seen=seen, processes_left=left))
-            if not left:
-                return
+                if not await self._take_look(key):
+                    return
+            except OSError as error:
+                log.warning("look_failed job=%d attempt=%d error=%s", *key, error)
+                await asyncio.sleep(ROOM_PAUSE_S)
+
+    async def _take_look(self, key: Key) -> bool:
+        """Read the directory; where the supervisor is dead, end what it left behind.
+
+        Whether to look once more.
+        """
+        try:
+            seen = await self._in_thread(JobDir.open(self._jobs_root, *key).observe)
+        except JobDirCorrupt as error:
+            await self._end_unreadable(key, str(error))
+            return False
+        except FileNotFoundError:
+            return False  # not written yet, or gone
+        if seen.exit is not None or not await self._is_orphan(key, seen):
+            self._report(Sighting(*key, seen=seen))
+            return False
+        left = await self._end_leftovers(key, seen.started)
+        if seen.supervisor_alive:
+            return True  # it died between the two looks
+        self._report(Sighting(*key, seen=seen, processes_left=left))
+        if left:
             await asyncio.sleep(LEFTOVER_PAUSE_S)
+        return left
+
+    async def _end_unreadable(self, key: Key, text: str) -> None:
+        """Nobody can say what is in the directory: its GPUs are free when no process is left."""
+        log.error("job_dir_unreadable job=%d attempt=%d error=%s", *key, text)
+        while await self._end_leftovers(key, None):
+            await asyncio.sleep(LEFTOVER_PAUSE_S)
+        self._report(Sighting(*key, seen=None, detail=text))
 
     async def _is_orphan(self, key: Key, seen: Observation) -> bool:
         """Claimed by a supervisor that is dead; one that lives is watched from now on."""
@@ -397,21 +420,27 @@ class Runner:
             return False
         return await self._attach(key) is None
 
-    async def _end_leftovers(self, key: Key, seen: Observation) -> bool:
+    async def _end_leftovers(self, key: Key, started: Started | None) -> bool:
         """End the processes of an attempt without supervisor; True while some are left."""
         uid = self._uids.get(key)
         if uid is None:
             return False  # forgotten meanwhile: its end is in the books
         left = await self._in_thread(
-            lambda: self._launcher.kill_leftovers(*key, self._instance, uid, seen.started)
+            lambda: self._launcher.kill_leftovers(*key, self._instance, uid, started)
         )
         return bool(left)
 
     async def _attach(self, key: Key) -> int | None:
-        """Watch the supervisor's pidfd; None when it is dead or there is none."""
+        """Watch the supervisor's pidfd; None when it is dead or there is none.
+
+        A claim that cannot be understood is for a look to judge.
+        """
         if key in self._pidfds:
             return self._pidfds[key]
-        claim = await self._in_thread(JobDir.open(self._jobs_root, *key).claim)
+        try:
+            claim = await self._in_thread(JobDir.open(self._jobs_root, *key).claim)
+        except JobDirCorrupt:
+            return None
         if claim is None or claim.by != "supervisor":
             return None
         pidfd = await self._in_thread(lambda: self._launcher.attach(claim))

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 from collections.abc import Callable, Coroutine
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from gpusched_client.terms import JobId
 from gpuschedd import runner as runner_module
 from gpuschedd import supervisor
-from gpuschedd.job_dir import Claim, JobDir, Orders
+from gpuschedd.job_dir import Claim, JobDir, Observation, Orders
 from gpuschedd.launcher import Bounds, DirectLauncher, LaunchFailed
 from gpuschedd.runner import Key, Runner, Sighting
 
@@ -116,14 +117,7 @@ def test_an_unclaimed_attempt_is_found_when_the_disk_has_room_again(trial: Trial
 
 def test_orders_that_find_no_room_do_not_hold_up_the_start(trial: Trial) -> None:
     """A live supervisor is adopted at once; its orders are written when they can be."""
-    (trial.place / "7.1").mkdir()
-    own = supervisor.process_stat(os.getpid())
-    assert own is not None
-    claim = Claim("supervisor", supervisor.boot_id(), os.getpid(), own.start_ticks)
-    record = {"by": claim.by, "boot_id": claim.boot_id, "pid": claim.pid}
-    directory = supervisor.open_directory(str(trial.place / "7.1"))
-    supervisor.publish(directory, "claim", record | {"start_ticks": claim.start_ticks})
-    os.close(directory)
+    _claim_alive(trial.place)
 
     async def story(runner: Runner) -> None:
         await runner.recover(KEY, os.getuid(), ORDERS, ran=True)
@@ -162,3 +156,108 @@ def test_a_launch_that_breaks_counts_as_a_failed_one(trial: Trial) -> None:
         assert report.launch_error == "RuntimeError: can't start new thread"
 
     trial.run(StubLauncher(RuntimeError("can't start new thread")), story)
+
+
+def _claim_alive(place: Path) -> None:
+    """A directory that this very process claims as its supervisor."""
+    (place / "7.1").mkdir()
+    own = supervisor.process_stat(os.getpid())
+    assert own is not None
+    claim = Claim("supervisor", supervisor.boot_id(), os.getpid(), own.start_ticks)
+    directory = supervisor.open_directory(str(place / "7.1"))
+    supervisor.publish(directory, "claim", asdict(claim))
+    os.close(directory)
+
+
+def test_a_look_that_finds_no_descriptor_is_taken_again(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody else would look: the end would be found at the next start of the daemon."""
+    trial.is_full = False
+    _claim_alive(trial.place)
+    real, looks = JobDir.observe, iter([errno.EMFILE, errno.ENOMEM, errno.EIO, 0])
+
+    def observe(job_dir: JobDir) -> Observation:
+        if (number := next(looks)) != 0:
+            raise OSError(number, os.strerror(number))
+        return real(job_dir)
+
+    async def story(runner: Runner) -> None:
+        await runner.recover(KEY, os.getuid(), ORDERS, ran=True)
+        monkeypatch.setattr(JobDir, "observe", observe)
+        runner.look(KEY)
+        seen = (await trial.report()).seen
+        assert seen is not None
+        assert seen.supervisor_alive
+
+    trial.run(StubLauncher(), story)
+
+
+def test_orders_wake_the_supervisor_though_no_descriptor_was_left(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Orders that nobody is told of are obeyed by nobody."""
+    trial.is_full = False
+    _claim_alive(trial.place)
+    launcher = StubLauncher()
+    attaching = iter([True, True, False])
+    real = launcher.attach
+    woken = asyncio.Event()
+    monkeypatch.setattr(launcher, "wake", lambda _: woken.set())
+
+    def attach(claim: Claim) -> int | None:
+        if next(attaching, False):
+            raise OSError(errno.EMFILE, "Too many open files")
+        return real(claim)
+
+    monkeypatch.setattr(launcher, "attach", attach)
+
+    async def story(runner: Runner) -> None:
+        runner._uids[KEY] = os.getuid()
+        runner.order(KEY, ORDERS)
+        await asyncio.wait_for(woken.wait(), 30)
+
+    trial.run(launcher, story)
+
+
+def test_a_fence_that_finds_no_descriptor_is_tried_again(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A launch that timed out may still claim: without the fence the job could run twice."""
+    trial.is_full = False
+    real, tries = JobDir.fence, iter([errno.EMFILE, errno.EACCES, 0])
+
+    def fence(job_dir: JobDir) -> Claim:
+        if (number := next(tries)) != 0:
+            raise OSError(number, os.strerror(number))
+        return real(job_dir)
+
+    monkeypatch.setattr(JobDir, "fence", fence)
+
+    async def story(runner: Runner) -> None:
+        runner.launch(KEY, os.getuid(), no_plan)
+        report = await trial.report()
+        assert report.seen is not None
+        assert report.seen.claim is not None
+
+    trial.run(StubLauncher(LaunchFailed("no answer")), story)
+
+
+def test_what_a_damaged_claim_hides_is_ended_before_its_gpus_are_free(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The start goes on, and the end is said when no process is left."""
+    (trial.place / "7.1").mkdir()
+    (trial.place / "7.1" / "claim").write_bytes(bytes(60))
+    launcher = StubLauncher()
+    left = iter([(11, 12), (12,), ()])
+    monkeypatch.setattr(launcher, "kill_leftovers", lambda *_: next(left))
+
+    async def story(runner: Runner) -> None:
+        await runner.recover(KEY, os.getuid(), ORDERS, ran=True)
+        report = await trial.report()
+        assert report.seen is None
+        assert "claim cannot be understood" in str(report.detail)
+        assert list(left) == []
+
+    trial.run(launcher, story)
