@@ -49,6 +49,7 @@ from gpuschedd.store import (
     Event,
     PromiseRow,
     Store,
+    StoreBroken,
     StoreFull,
 )
 
@@ -120,6 +121,7 @@ class Controller:
         self._timer: asyncio.TimerHandle | None = None
         self._storage_timer: asyncio.TimerHandle | None = None
         self._stopping = False
+        self._broken: StoreBroken | None = None
         self._database = ThreadPoolExecutor(1, thread_name_prefix="database")
         self._account_rows: dict[int, AccountRow] = {}
         self._rates: dict[JobId, float] = {}
@@ -160,10 +162,27 @@ class Controller:
         self.poke()
 
     async def in_database(self, work: Callable[[Store], Any]) -> Any:
-        """Run something with the writing connection, between batches."""
-        return await asyncio.get_running_loop().run_in_executor(
-            self._database, lambda: work(self._store)
-        )
+        """Run something with the writing connection, between batches.
+
+        Whoever asked: after StoreBroken no later commit can be trusted, so `run` ends with it.
+        """
+        try:
+            return await asyncio.get_running_loop().run_in_executor(
+                self._database, self._while_whole, work
+            )
+        except StoreBroken:
+            self._wake.set()
+            raise
+
+    def _while_whole(self, work: Callable[[Store], Any]) -> Any:
+        """In the database thread, where one thing comes after the other."""
+        if self._broken is not None:
+            raise self._broken
+        try:
+            return work(self._store)
+        except StoreBroken as broken:
+            self._broken = broken
+            raise
 
     # --- the loop -----------------------------------------------------------------------------
 
@@ -172,6 +191,8 @@ class Controller:
         while not self._stopping:
             await self._wake.wait()
             self._wake.clear()
+            if self._broken is not None:
+                raise self._broken
             while self._commands and not self._stopping:
                 if not await self._run_batch():
                     break
@@ -461,7 +482,10 @@ class Controller:
         batch = Batch(self.state, snapshot.now_s, self.clock.to_wall_s(snapshot.now_s))
         self._see_whether_closed()
         blocked = self.state.storage_blocked is not None or self.state.host_closed is not None
-        if not blocked:
+        if blocked:
+            # Nothing starts, so no promise is kept or broken by a start either.
+            made = replace(made, starts=(), promise=self.state.promise, ended=None)
+        else:
             for start in made.starts:
                 self._place(batch, start)
         self._mark_stuck(batch, snapshot)
@@ -473,7 +497,7 @@ class Controller:
             self._note_full(full)
             return
         self._adopt_plan(made, rows)
-        self.counters["starts"] += 0 if blocked else len(made.starts)
+        self.counters["starts"] += len(made.starts)
         self._set_timer(made)
 
     def _see_whether_closed(self) -> None:

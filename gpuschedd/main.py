@@ -363,6 +363,8 @@ class Daemon:
                 await self.controller.in_database(partial(Store.prune, now_sched_s=now_s))
             except StoreFull:
                 continue
+            except StoreBroken:
+                return  # the controller ends with it, and the daemon with that
 
     async def _look_for_accounts(self) -> None:
         """Jobs whose account is there again go on."""

@@ -468,8 +468,12 @@ class Store:
             _brief_from(row)
 
     def payload(self, job_id: JobId) -> Payload | None:
-        """The launch's part of a request, environment included while the job is live."""
-        return _read_payload(self._db, job_id)
+        """The launch's part of a request, environment included while the job is live.
+
+        Raises StoreBroken.
+        """
+        with _typed_errors():
+            return _read_payload(self._db, job_id)
 
     def prune(self, now_sched_s: float) -> None:
         """Drop what is past its limit: old events, audit rows and submission ids.

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from pathlib import Path
 
 import pytest
 
 from gpusched_client.errors import GpuschedError, StorageError
+from gpuschedd.store import Changes, Store, StoreBroken
+from tests.sim.harness import Host
 from tests.support.daemon import DaemonProcess, clean_up, until
 
 
@@ -60,6 +63,27 @@ def test_a_database_removed_in_use_acknowledges_nothing_more(tmp_path: Path, nam
     until(lambda: process.poll() is not None, "the daemon ends by itself")
     assert process.returncode == 78
     assert "Restore a backup" in daemon.log_tail()
+
+
+def _break(_: Store) -> None:
+    raise StoreBroken("disk I/O error")
+
+
+def test_an_error_beside_the_commits_ends_the_daemon_as_well(tmp_path: Path) -> None:
+    """What reads for a launch, or forgets what is old, uses the same file as the commits."""
+
+    async def story() -> None:
+        host = Host(tmp_path, 1)
+        running = asyncio.ensure_future(host.controller.run())
+        with pytest.raises(StoreBroken):
+            await host.controller.in_database(_break)
+        with pytest.raises(StoreBroken):  # though the disk might take it
+            await host.controller.in_database(lambda store: store.commit(Changes()))
+        with pytest.raises(StoreBroken):
+            await asyncio.wait_for(running, 30)
+        host.controller.close()
+
+    asyncio.run(story())
 
 
 def test_a_database_that_cannot_be_read_is_no_bug_of_ours(tmp_path: Path) -> None:
