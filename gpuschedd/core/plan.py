@@ -154,8 +154,10 @@ class _Pass:
         if self.promise is None:
             return merge
         entry = merge.holder(self.snapshot)
-        if entry is None or not promises.sticks(self.policy):
+        if entry is None:
             self._end_promise(PromiseOutcome.WITHDRAWN, None)
+        elif not promises.sticks(self.policy):
+            self._end_promise(PromiseOutcome.LOST, PromiseException.ADMIN_CHANGE)
         elif self._holder_waits_or_starts(entry):
             return merge
         return Merge(self.snapshot, self.policy, self.horizon)

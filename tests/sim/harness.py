@@ -10,7 +10,7 @@ import asyncio
 import heapq
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -59,10 +59,11 @@ class Attempt:
     started: Started | None = None
     ended: Ended | None = None
     exit: Exit | None = None
-    cancel_ordered: bool = False
+    is_dead: bool = False  # its supervisor was killed
 
     def seen(self) -> Observation:
-        alive = self.claim is not None and self.claim.by == "supervisor" and self.exit is None
+        claimed = self.claim is not None and self.claim.by == "supervisor"
+        alive = claimed and self.exit is None and not self.is_dead
         return Observation(self.claim, alive, self.started, self.ended, self.exit)
 
 
@@ -74,6 +75,7 @@ class World:
     clock: VirtualClock = field(default_factory=VirtualClock)
     attempts: dict[Key, Attempt] = field(default_factory=dict)
     ran: dict[int, int] = field(default_factory=dict)  # job -> how often its main process started
+    codes: dict[int, int | None] = field(default_factory=dict)  # job -> what its main process left
     agenda: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
     disk_full: bool = False
     loop: asyncio.AbstractEventLoop | None = None
@@ -113,6 +115,9 @@ class PlayedRunner:
             return
         now = self.world.clock.now
         attempt.claim = self._claim("supervisor")
+        if self.world.random.random() < 0.05:
+            self._die(key)
+            return
         attempt.started = Started(2, 2, 2, self.world.clock.wall_s(), now, "boot")
         self.world.ran[key[0]] = self.world.ran.get(key[0], 0) + 1
         self.look(key)
@@ -123,7 +128,7 @@ class PlayedRunner:
 
     def _end(self, key: Key, cause: str) -> None:
         attempt = self.world.attempts.get(key)
-        if attempt is None or attempt.ended is not None:
+        if attempt is None or attempt.ended is not None or attempt.is_dead:
             return
         code = self.world.random.choice([0, 0, 3]) if cause == "exit" else None
         wall_s, now = self.world.clock.wall_s(), self.world.clock.now
@@ -140,9 +145,12 @@ class PlayedRunner:
             "boot_id": "boot",
         }
         attempt.ended = Ended(**common)
+        self.world.codes[key[0]] = code
         self.look(key)
 
         def gone() -> None:
+            if attempt.is_dead:
+                return
             attempt.exit = Exit(
                 **common,
                 finished_at_s=self.world.clock.wall_s(),
@@ -154,6 +162,21 @@ class PlayedRunner:
             self.look(key)
 
         self.world.later(self.world.random.uniform(0.0, 9.0), gone)
+
+    def _die(self, key: Key) -> None:
+        """kill -9 of the supervisor: what it has not written is never known."""
+        attempt = self.world.attempts.get(key)
+        if attempt is not None and attempt.claim is not None and attempt.exit is None:
+            attempt.is_dead = True
+            self.look(key)
+
+    def kill_one(self) -> None:
+        """Of those that live."""
+        alive = [
+            key for key, attempt in self.world.attempts.items() if attempt.seen().supervisor_alive
+        ]
+        if alive:
+            self._die(self.world.random.choice(alive))
 
     def look(self, key: Key) -> None:
         attempt = self.world.attempts.get(key)
@@ -262,6 +285,12 @@ class Host:
 
                 self.runner.recover((job.job_id, job.attempt), orders_of(job))
         await self.settle()
+
+    def see_gpu(self, index: int, **facts: Any) -> None:
+        """What an administrator, a foreign process or the driver changes of one GPU."""
+        seen = [replace(gpu, **facts) if gpu.index == index else gpu for gpu in self.gpus]
+        self.gpus = tuple(seen)
+        self.controller.set_gpus(self.gpus)
 
     def reload(self, *overrides: str) -> None:
         """What `gctl reload` does after such a change of the configuration."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -12,12 +13,15 @@ import pytest
 
 from gpusched_client.errors import GpuschedError, StorageError
 from gpusched_client.protocol import CancelRequest, JobRequest, SubmitRequest, UpdateRequest
-from gpusched_client.terms import JobState
+from gpusched_client.terms import JobId, JobState, PendingReason
 from gpuschedd import orders, state
 from gpuschedd.budget import Budget
 from gpuschedd.core.lifecycle import Job
+from gpuschedd.core.model import GpuState
 from gpuschedd.handlers import Handlers
+from gpuschedd.orders import Caller
 from gpuschedd.store import History
+from gpuschedd.views import reason_for
 from tests.sim.harness import CARD, GIB, Host
 
 STEPS = 120
@@ -93,41 +97,123 @@ def check_accounts(host: Host) -> None:
     assert controller._rates == {job_id: rate for job_id, rate in rates.items() if rate > 0}
 
 
-async def one_step(host: Host, known: list[int]) -> None:
-    """Something a user, the host or fate may do."""
+def check_reasons(host: Host) -> None:
+    """Everybody who waits is told why, once a pass has looked."""
+    state = host.controller.state
+    for job in state.jobs.values():
+        if job.state is JobState.PENDING and not host.world.disk_full:
+            reason = reason_for(state, host.controller.clock, job)
+            assert reason.text, job
+            assert reason.code is not PendingReason.NONE, job
+
+
+async def submit_some(host: Host, caller: Caller, known: list[int]) -> None:
     random = host.world.random
-    caller = host.caller(random.choice([1001, 1002, 1003]))
-    choice = random.random()
-    if choice < 0.35:
-        wanted = SubmitRequest(jobs=tuple(a_request(random) for _ in range(random.randint(1, 3))))
-        result = await host.ask(lambda batch: orders.submit(batch, caller, wanted, None))
-        if host.world.disk_full:
-            assert isinstance(result, StorageError | GpuschedError)
-        if not isinstance(result, GpuschedError):
-            known += result.job_ids
-    elif choice < 0.45 and known:
-        cancel = CancelRequest(job_ids=(random.choice(known),))
-        await host.ask(lambda batch: orders.cancel(batch, caller, cancel))
-    elif choice < 0.55 and known:
-        update = UpdateRequest(
-            job_ids=(random.choice(known),), hold=random.random() < 0.4, nice=random.randint(0, 200)
-        )
-        await host.ask(lambda batch: orders.update(batch, caller, update, None))
-    elif choice < 0.60:
-        host.world.disk_full = True
-    elif choice < 0.70 and host.world.disk_full:
-        host.world.disk_full = False
-        host.controller.state.storage_blocked = None
-        host.controller.poke()
-        await host.settle()
-    elif choice < 0.75 and not host.world.disk_full:
+    wanted = SubmitRequest(jobs=tuple(a_request(random) for _ in range(random.randint(1, 3))))
+    result = await host.ask(lambda batch: orders.submit(batch, caller, wanted, None))
+    if host.world.disk_full:
+        assert isinstance(result, StorageError | GpuschedError)
+    if not isinstance(result, GpuschedError):
+        known += result.job_ids
+
+
+async def cancel_one(host: Host, caller: Caller, known: list[int]) -> None:
+    cancel = CancelRequest(job_ids=(host.world.random.choice(known),))
+    await host.ask(lambda batch: orders.cancel(batch, caller, cancel))
+
+
+async def update_one(host: Host, caller: Caller, known: list[int]) -> None:
+    random = host.world.random
+    update = UpdateRequest(
+        job_ids=(random.choice(known),), hold=random.random() < 0.4, nice=random.randint(0, 200)
+    )
+    await host.ask(lambda batch: orders.update(batch, caller, update, None))
+
+
+async def change_request(host: Host, caller: Caller, known: list[int]) -> None:
+    """Limits of any job, also longer ones of those that run; VRAM of those that wait."""
+    random = host.world.random
+    limit_s = random.choice([20, 120, 900, 7_200])
+    vram = random.choice([None, None, 3 * GIB, 21 * GIB])
+    ids = tuple(random.sample(known, min(len(known), 3)))
+    update = UpdateRequest(job_ids=ids, time_limit_s=limit_s, vram_bytes=vram)
+    snapshot = host.controller.snapshot
+    await host.ask(lambda batch: orders.update(batch, caller, update, snapshot()))
+
+
+async def put_first(host: Host, caller: Caller, known: list[int]) -> None:
+    job_id = JobId(host.world.random.choice(known))
+    await host.ask(lambda batch: orders.top(batch, caller, job_id))
+
+
+async def fill_or_free_disk(host: Host, _caller: Caller, _known: list[int]) -> None:
+    if not host.world.disk_full:
+        host.world.disk_full = host.world.random.random() < 0.5
+        return
+    host.world.disk_full = False
+    host.controller.state.storage_blocked = None
+    host.controller.poke()
+    await host.settle()
+
+
+async def restart(host: Host, _caller: Caller, _known: list[int]) -> None:
+    if not host.world.disk_full:
         await host.restart()
-    elif choice < 0.79:
-        reload = random.choice([host.reload, host.reload_midway])
-        reload(f"scheduling.age_jobs_per_user={random.choice([0, 1, 3])}")
-        await host.settle()
+
+
+async def reload(host: Host, _caller: Caller, _known: list[int]) -> None:
+    random = host.world.random
+    now_or_midway = random.choice([host.reload, host.reload_midway])
+    now_or_midway(
+        f"scheduling.age_jobs_per_user={random.choice([0, 1, 3])}",
+        f'scheduling.backfill="{random.choice(["easy", "easy", "before-reservation", "off"])}"',
+        f'scheduling.promise_within="{random.choice(["1d", "1d", "10s", "0s", "inf"])}"',
+    )
+    await host.settle()
+
+
+async def change_gpu(host: Host, _caller: Caller, _known: list[int]) -> None:
+    """Drained, used by others, or as it should be."""
+    random, now_s = host.world.random, host.controller.clock.now_s()
+    index = random.randrange(len(host.gpus))
+    kind = random.choice(["drained", "foreign", "good", "good"])
+    if kind == "drained":
+        host.see_gpu(index, state=GpuState.DRAINED, state_text="tried")
+    elif kind == "foreign":
+        host.see_gpu(index, foreign_bytes=9 * GIB, foreign_since_s=now_s, whole_idle=False)
     else:
-        await host.pass_time(random.uniform(0.1, 60.0))
+        host.see_gpu(index, **GOOD)
+    await host.settle()
+
+
+async def kill_supervisor(host: Host, _caller: Caller, _known: list[int]) -> None:
+    host.runner.kill_one()
+    await host.settle()
+
+
+async def pass_time(host: Host, _caller: Caller, _known: list[int]) -> None:
+    await host.pass_time(host.world.random.uniform(0.1, 60.0))
+
+
+#: What a user, the host or fate may do, and how often.
+ACTS = (
+    *((submit_some, 30), (cancel_one, 9), (update_one, 8), (change_request, 8), (put_first, 3)),
+    *((fill_or_free_disk, 8), (restart, 5), (reload, 4), (change_gpu, 5), (kill_supervisor, 3)),
+    (pass_time, 25),
+)
+GOOD = {
+    **{"state": GpuState.OK, "state_text": "", "foreign_bytes": 0, "foreign_since_s": None},
+    "whole_idle": True,
+}
+
+
+async def one_step(host: Host, known: list[int]) -> None:
+    """One of them."""
+    random = host.world.random
+    acts, weights = zip(*ACTS, strict=True)
+    (act,) = random.choices(acts, weights)
+    if known or act in (submit_some, pass_time):
+        await act(host, host.caller(random.choice([1001, 1002, 1003])), known)
 
 
 async def live(host: Host) -> None:
@@ -139,8 +225,12 @@ async def live(host: Host) -> None:
         check_books(host)
         check_queue(host)
         check_accounts(host)
+        check_reasons(host)
     host.world.disk_full = False
     host.controller.state.storage_blocked = None
+    host.reload()
+    for gpu in host.gpus:
+        host.see_gpu(gpu.index, **GOOD)
     for job_id in list(host.controller.state.jobs):
         job = host.controller.state.jobs.get(job_id)
         if job is not None and job.hold is not None:
@@ -159,8 +249,22 @@ async def live(host: Host) -> None:
     assert host.controller.state.jobs == {}
     assert all(count == 1 for count in host.world.ran.values())
     check_books(host)
+    check_history(host)
     await host.controller.stop()
     host.controller.close()
+
+
+def check_history(host: Host) -> None:
+    """Codes are those that the processes left, and no promise was late without a cause."""
+    with closing(History(host.store.path)) as history:
+        jobs, _ = history.jobs(ids=[JobId(job_id) for job_id in host.world.codes])
+    for job in jobs:
+        assert job.exit_code == host.world.codes[job.job_id], job
+    with closing(sqlite3.connect(host.store.path)) as db:
+        rows = db.execute("SELECT outcome, late_s, exception FROM promises_v").fetchall()
+    for outcome, late_s, exception in rows:
+        assert outcome != "open"
+        assert exception or (outcome != "lost" and (late_s is None or late_s <= 0.001))
 
 
 @pytest.mark.parametrize(
@@ -192,6 +296,50 @@ async def _hold_of_a_promised_job(
     assert (row.outcome, row.detail) == outcome
     await host.controller.stop()
     host.controller.close()
+
+
+def test_a_host_that_starts_nothing_keeps_no_promise(tmp_path: Path) -> None:
+    """Its holder could start, but nobody may: the promise stands until the start."""
+    asyncio.run(_closed_beside_a_promise(Host(tmp_path, 3)))
+
+
+async def _closed_beside_a_promise(host: Host) -> None:
+    owner, controller = host.caller(1001), host.controller
+    whole = JobRequest(argv=(b"true",), cwd=b"/", environment={}, gpus=4, time_limit_s=3_600)
+    wanted = SubmitRequest(jobs=(whole, whole))
+    ids = (await host.ask(lambda batch: orders.submit(batch, owner, wanted, None))).job_ids
+    controller._closed_by = lambda: "maintenance"
+    await host.pass_time(600.0)
+    assert controller.state.jobs.keys() == {ids[1]}
+    assert controller.state.promise is not None
+    controller._closed_by = lambda: None
+    await host.pass_time(0.1)
+    with closing(History(host.store.path)) as history:
+        row = history.promise_of(ids[1])
+    assert row is not None
+    assert (row.outcome, row.started_at_s is not None) == ("kept", True)
+    await controller.stop()
+    controller.close()
+
+
+def test_a_promise_that_the_configuration_takes_back_is_on_record(tmp_path: Path) -> None:
+    """It is an admin's change, whichever key it was."""
+    asyncio.run(_promise_taken_back(Host(tmp_path, 3)))
+
+
+async def _promise_taken_back(host: Host) -> None:
+    owner, controller = host.caller(1001), host.controller
+    whole = JobRequest(argv=(b"true",), cwd=b"/", environment={}, gpus=4, time_limit_s=3_600)
+    wanted = SubmitRequest(jobs=(whole, whole))
+    ids = (await host.ask(lambda batch: orders.submit(batch, owner, wanted, None))).job_ids
+    host.reload('scheduling.promise_within="0s"')
+    await host.settle()
+    with closing(History(host.store.path)) as history:
+        row = history.promise_of(ids[1])
+    assert row is not None
+    assert (row.outcome, row.detail) == ("lost", "admin_change")
+    await controller.stop()
+    controller.close()
 
 
 @pytest.mark.parametrize("together", [True, False])
