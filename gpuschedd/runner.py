@@ -89,6 +89,7 @@ class Runner:
         self._report = report
         self._locks: dict[Key, asyncio.Lock] = {}
         self._pidfds: dict[Key, int] = {}
+        self._claimed: set[Key] = set()  # had a supervisor, whatever the directory says
         self._supervisors: dict[Key, tuple[int, Supervisor]] = {}
         self._looking: dict[Key, bool] = {}  # value: look once more afterwards
         self._uids: dict[Key, int] = {}
@@ -396,6 +397,10 @@ class Runner:
             return False
         except FileNotFoundError:
             return False  # not written yet, or gone
+        if seen.claim is None and key in self._claimed:
+            if key not in self._pidfds:
+                await self._end_unreadable(key, "its job directory is gone")
+            return False
         if seen.exit is not None or not await self._is_orphan(key, seen):
             self._report(Sighting(*key, seen=seen))
             return False
@@ -450,6 +455,7 @@ class Runner:
             os.close(pidfd)
             return self._pidfds.get(key)
         self._pidfds[key] = pidfd
+        self._claimed.add(key)
         self._supervisors[key] = (claim.pid, Supervisor(key[0], claim.start_ticks, key[1]))
         asyncio.get_running_loop().add_reader(pidfd, self._supervisor_ended, key)
         return pidfd
@@ -468,6 +474,7 @@ class Runner:
     async def _forget(self, key: Key) -> None:
         async with self._lock(key):
             self._uids.pop(key, None)
+            self._claimed.discard(key)
             self._detach(key)
             await self._remove(JobDir.open(self._jobs_root, *key))
         self._locks.pop(key, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sqlite3
 import subprocess
 from collections.abc import Iterator
@@ -161,6 +162,21 @@ def test_what_is_past_its_limit_stays_where_the_disk_is_full(small_disk: Path) -
     ballast.unlink()
     store.prune(1e9)
     store.close()
+
+
+def test_a_job_whose_directory_is_removed_does_not_run_for_ever(tmp_path: Path) -> None:
+    """When its supervisor is gone nobody will ever know its end: NODE_FAIL, and the GPU is free."""
+    daemon = DaemonProcess(tmp_path, "1x24G").start()
+    try:
+        with daemon.client() as client:
+            job = client.submit(["sleep", "1"], cwd=daemon.work_dir)
+            until(lambda: client.job(job.id).state is JobState.RUNNING, "it runs")
+            shutil.rmtree(daemon.state_dir / "jobs" / f"{job.id}.1")
+            assert client.wait(job.id, timeout_s=60).state is JobState.NODE_FAIL
+            after = client.submit(["true"], cwd=daemon.work_dir)
+            assert client.wait(after.id, timeout_s=60).exit_code == 0
+    finally:
+        clean_up(daemon)
 
 
 def _submit_until_refused(daemon: DaemonProcess, acknowledged: list[int]) -> GpuschedError | None:
