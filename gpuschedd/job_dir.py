@@ -8,6 +8,7 @@ All calls block (most of them in fsync): they belong in a thread.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass, fields
@@ -185,10 +186,26 @@ def label_of(job_id: int, attempt: int) -> str:
 
 
 def is_claim_alive(claim: Claim) -> bool:
-    """Whether the process that took the claim still runs: same boot, pid and start, no zombie."""
+    """Whether the process that took the claim still runs: same boot, pid and start, no zombie.
+
+    Raises PermissionError where /proc hides it: what cannot be seen is not dead.
+    """
     if claim.boot_id != supervisor.boot_id():
         return False
-    return supervisor.is_running(claim.pid, claim.start_ticks)
+    if supervisor.is_running(claim.pid, claim.start_ticks):
+        return True
+    if supervisor.process_stat(claim.pid) is None and _takes_signals(claim.pid):
+        raise PermissionError(errno.EACCES, "/proc hides it (hidepid)", f"/proc/{claim.pid}")
+    return False
+
+
+def _takes_signals(pid: int) -> bool:
+    """Whether there is such a process, and it may be ours."""
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
 
 
 def _own_claim() -> dict[str, Any]:
@@ -281,12 +298,14 @@ class JobDir:
         return Observation(claim, alive, self.started(), self.ended(), self.exit())
 
     def has_supervisor(self) -> bool:
-        """Whether a supervisor holds the claim and lives."""
+        """Whether a supervisor holds the claim and lives; True where that cannot be said."""
         try:
             claim = self.claim()
-        except (OSError, JobDirCorrupt):
+            return claim is not None and claim.by == "supervisor" and is_claim_alive(claim)
+        except JobDirCorrupt:
             return False
-        return claim is not None and claim.by == "supervisor" and is_claim_alive(claim)
+        except OSError:
+            return True
 
     def fence(self) -> Claim:
         """Take the claim for the daemon, so that no supervisor can start this attempt.

@@ -425,6 +425,8 @@ def read_config(options: Options) -> config.Config:
     )
 
 
+SYSTEMD, INIT = Path("/run/systemd/system"), Path("/proc/1/stat")
+
 #: What becoming another user, and ending what is left of its job, takes (capabilities(7)).
 DIRECT_CAPABILITIES = {"CAP_KILL": 5, "CAP_SETGID": 6, "CAP_SETUID": 7, "CAP_SYS_PTRACE": 19}
 
@@ -434,7 +436,7 @@ def check_launch(options: Options) -> None:
     if options.launch == "pid1":
         if not options.is_system:
             raise places.Unusable("--launch=pid1 is for --system; leave it out")
-        if not Path("/run/systemd/system").is_dir():
+        if not SYSTEMD.is_dir():
             raise places.Unusable(
                 "systemd is not PID 1 here; use --system --launch=direct, or leave out --system"
             )
@@ -442,6 +444,11 @@ def check_launch(options: Options) -> None:
             raise places.Unusable(
                 f"{options.state_dir} or {sys.executable} has a $, which PID 1 would expand; "
                 "choose another place"
+            )
+        if not INIT.exists():
+            raise places.Unusable(
+                "/proc hides other users' processes (hidepid), and the daemon must see those of "
+                "all jobs; give its unit the group of that mount's gid= (SupplementaryGroups=)"
             )
     elif options.is_system:
         held = _effective_capabilities()

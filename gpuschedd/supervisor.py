@@ -1732,7 +1732,10 @@ def supervise(dir_fd: int, spec: Spec, claimed: Callable[[], None]) -> int:
     records = Records(dir_fd, spec)
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     set_oom_score(-500 if spec.system else 0, None if spec.system else 0)
-    prctl(PR_SET_DUMPABLE, 0)
+    if spec.system:
+        # Its child holds the user's environment before it is the user's. A process that is the
+        # user's anyway would only be hidden by it from its own daemon, where /proc hides any.
+        prctl(PR_SET_DUMPABLE, 0)
     if not records.claim():
         records.discard()
         raise Refused(EXIT_CLAIM_LOST, "the claim is taken")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import stat
+import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -222,3 +224,27 @@ def test_a_claim_that_is_taken_is_seen_on_a_full_disk(host: Host, small_disk: st
 def small_disk(host: Host) -> Iterator[str]:
     with host.small_disk() as path:
         yield path
+
+
+def test_a_supervisor_that_proc_hides_is_not_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With hidepid=2 there is no /proc/PID of a process that hides its memory."""
+    claim = own_claim()
+    assert is_claim_alive(claim)
+    monkeypatch.setattr(supervisor, "process_stat", lambda _: None)
+    with pytest.raises(PermissionError, match="hidepid"):
+        is_claim_alive(claim)
+    with subprocess.Popen(["true"]) as gone:
+        gone.wait()
+    assert not is_claim_alive(replace(claim, pid=gone.pid))
+
+
+def test_what_may_have_a_supervisor_is_not_abandoned(
+    host: Host, job: JobDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert [found.path for found in abandoned_in(host.jobs_root, ())] == [job.path]
+
+    def claim(_: JobDir) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(JobDir, "claim", claim)
+    assert abandoned_in(host.jobs_root, ()) == []

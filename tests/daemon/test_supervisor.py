@@ -20,6 +20,7 @@ import pytest
 
 from gpuschedd import supervisor
 from gpuschedd.job_dir import Cancel, JobDir, Orders
+from gpuschedd.launcher import DirectLauncher
 from tests.support.jobs import DEADLINE_S, LEADERLESS, Host, is_alive
 
 AS_ROOT = os.geteuid() == 0
@@ -337,6 +338,20 @@ def test_no_exec_without_a_limit_holds_until_a_cancel(host: Host) -> None:
     host.cancel(job)
     end = host.wait_exit(job)
     assert (end.code, end.cause) == (None, "cancelled")
+
+
+@pytest.mark.tool("setpriv")
+def test_a_user_s_own_supervisor_hides_from_nobody_who_is_that_user(tmp_path: Path) -> None:
+    """Where /proc is mounted with hidepid=2, its daemon would take it for dead, and run twice."""
+    bare = "setpriv --inh-caps=-all --bounding-set=-all" if AS_ROOT else ""
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {bare} {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    with Host(DirectLauncher(str(python))) as host:
+        claim = host.start("sleep", "60").claim()
+        assert claim is not None
+        look = [*bare.split(), "cat", f"/proc/{claim.pid}/environ"]
+        assert subprocess.run(look, capture_output=True).returncode == 0
 
 
 # --- processes that stay ------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuschedd import devices, systemd_launcher
+from gpuschedd import devices, main, places, systemd_launcher
 from gpuschedd.job_dir import JobDir
 from gpuschedd.launcher import Bounds, LaunchDeferred, Launcher, LaunchFailed
 from gpuschedd.systemd_launcher import SystemdLauncher
@@ -140,3 +140,16 @@ def test_only_pid_1_s_own_unit_holds_leftovers(
     monkeypatch.setattr(systemd_launcher, "PROC", tmp_path)
     found = run.launcher().leftovers(7, 2, "instance", os.getuid(), None)
     assert found == ((os.getpid(),) if is_found else ())
+
+
+def test_a_daemon_that_cannot_see_the_processes_of_others_does_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would take every supervisor for dead."""
+    options = main.Options(True, "pid1", tmp_path, tmp_path, tmp_path, ())
+    monkeypatch.setattr(main, "SYSTEMD", tmp_path)
+    monkeypatch.setattr(main, "INIT", tmp_path)
+    main.check_launch(options)
+    monkeypatch.setattr(main, "INIT", tmp_path / "none")
+    with pytest.raises(places.Unusable, match="hidepid"):
+        main.check_launch(options)
