@@ -59,15 +59,28 @@ class Backups:
         if self._making or self._copy is not None:
             raise Conflict("another backup is under way; try again when it is through")
         self._making = True
+        backup_id = uuid.uuid4().hex
+        is_gone = asyncio.Event()  # the reader, while the copy was made
+        on_close(is_gone.set)
+        on_close(lambda: self._drop(backup_id))
+        making = asyncio.ensure_future(self._made(backup_id, is_gone))
+        making.add_done_callback(
+            lambda done: done.cancelled() or done.exception()
+        )  # or nobody does
+        return await asyncio.shield(making)
+
+    async def _made(self, backup_id: str, is_gone: asyncio.Event) -> _Copy:
+        """The copy, for its reader. A thread cannot be stopped, so this outlives its reader."""
+        path = self._directory / backup_id
         try:
-            backup_id = uuid.uuid4().hex
-            path = self._directory / backup_id
-            size_bytes = await asyncio.to_thread(self._make, path)
+            made = _Copy(backup_id, path, await asyncio.to_thread(self._make, path))
         finally:
             self._making = False
-        self._copy = _Copy(backup_id, path, size_bytes)
-        on_close(lambda: self._drop(backup_id))
-        return self._copy
+        if is_gone.is_set():
+            path.unlink(missing_ok=True)
+        else:
+            self._copy = made
+        return made
 
     def _make(self, path: Path) -> int:
         """The copy's size. Blocks; the database goes on being written meanwhile."""
