@@ -1400,18 +1400,21 @@ class Supervisor:
             record = read_record(self._dir_fd, ORDERS)
             if record is not None:
                 self._obey(record)
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError, TypeError, LookupError) as error:
             complain(f"orders not understood: {error!r}")
 
     def _obey(self, record: dict[str, Any]) -> None:
         fields = Fields(record)
         limit_s, cancel = fields.optional_number("time_limit_s"), fields.take("cancel")
         numbered = [_numbered_signal(row) for row in fields.rows("signals")]
+        by_whom: dict[str, Any] | None = None
+        if cancel is not None:
+            by_whom = {f"cancel_{key}": cancel[key] for key in ("by", "at_s", "reason")}
         if limit_s is not None and limit_s != self._limit_s:
             self._limit_s = limit_s
             self._set_limit()
-        if cancel is not None and self._may_end():
-            self._cancel = {f"cancel_{key}": cancel[key] for key in ("by", "at_s", "reason")}
+        if by_whom is not None and self._may_end():
+            self._cancel = by_whom
             self._end(CAUSE_CANCELLED, None)
         for number, signum in sorted(numbered):
             if number > self._signals_done:

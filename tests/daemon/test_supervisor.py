@@ -354,6 +354,35 @@ def test_a_user_s_own_supervisor_hides_from_nobody_who_is_that_user(tmp_path: Pa
         assert subprocess.run(look, capture_output=True).returncode == 0
 
 
+@pytest.mark.parametrize(
+    "orders",
+    [
+        {"time_limit_s": 0.1, "cancel": {}, "signals": []},
+        {"time_limit_s": 0.1, "cancel": {"by": "0"}, "signals": []},
+        {"time_limit_s": 0.1, "cancel": 7, "signals": []},
+        {"time_limit_s": 0.1, "cancel": None, "signals": [[1]]},
+        {"time_limit_s": 0.1},
+    ],
+)
+def test_orders_that_make_no_sense_change_nothing(host: Host, orders: dict[str, object]) -> None:
+    """Another version of the daemon may have written them; the next ones are obeyed."""
+    job = host.start("sleep", "60")
+    host.wait(job.started)
+    directory = supervisor.open_directory(str(job.path))
+    supervisor.publish(directory, supervisor.ORDERS, orders)
+    os.close(directory)
+    claim = job.claim()
+    assert claim is not None
+    pidfd = host.launcher.attach(claim)
+    assert pidfd is not None
+    host.launcher.wake(pidfd)
+    os.close(pidfd)
+    log = job.path / supervisor.LOG
+    host.wait(lambda: True if b"orders not understood" in log.read_bytes() else None)
+    host.cancel(job)
+    assert host.wait_exit(job).cause == "cancelled"
+
+
 # --- processes that stay ------------------------------------------------------------------------
 
 REFORKER = """
