@@ -374,9 +374,11 @@ class Daemon:
             for job in tuple(self.controller.state.jobs.values()):
                 if job.hold != holds.HOLD_ACCOUNT:
                     continue
-                with suppress(TimeoutError):
+                try:
                     if await self.accounts.problem_of(job.user, job.uid) is None:
                         back.append(job.job_id)
+                except (TimeoutError, OSError, RuntimeError) as error:  # or no thread was left
+                    log.warning("account_not_looked_at job=%d error=%r", job.job_id, error)
             if back:
                 self.controller.tell(partial(holds.release_accounts, job_ids=back))
 
