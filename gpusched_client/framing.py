@@ -92,6 +92,45 @@ class Malformed:
 Incoming = Request | Response | Notification | Malformed
 
 
+class _Contents:
+    """What has been decoded of one message, in the hooks that msgpack calls.
+
+    Apart from the decoder: hooks of its own would be a cycle, and keep the buffers of each closed
+    connection until the next full garbage collection.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._containers = self._items = 0
+
+    def forget(self) -> None:
+        """Another message begins."""
+        self._containers = self._items = 0
+
+    def _count(self, items: int) -> None:
+        """Count a finished container, while decoding, so that a flood of them stops early."""
+        self._containers += 1
+        self._items += items
+        if self._containers > self._limits.containers:
+            raise _too_large("message", self._containers, self._limits.containers, "containers")
+        if self._items > self._limits.items:
+            raise _too_large("message", self._items, self._limits.items, "items")
+
+    def take_list(self, items: list[Any]) -> list[Any]:
+        """An array is whole."""
+        self._count(len(items))
+        return items
+
+    def take_map(self, pairs: list[tuple[Any, Any]]) -> dict[Any, Any] | Flaw:
+        """A map is whole."""
+        self._count(len(pairs))
+        for key, _ in pairs:
+            if type(key) is not str and type(key) is not bytes:
+                return Flaw(f"the key {shown(key)} is neither text nor a byte string")
+        entries = dict(pairs)
+        return entries if len(entries) == len(pairs) else Flaw(_duplicate_text(pairs))
+
+
 class Decoder:
     """Turns a stream of bytes into messages, within limits.
 
@@ -101,7 +140,7 @@ class Decoder:
 
     def __init__(self, limits: Limits = REQUEST_LIMITS) -> None:
         self._limits = limits
-        self._containers = self._items = 0
+        self._contents = _Contents(limits)
         self._fed_bytes = 0  # all bytes ever fed
         self._message_start = 0  # offset in the stream of the unfinished message
         self._head = b""  # its first bytes, for the msgid of a refusal
@@ -116,8 +155,8 @@ class Decoder:
             max_ext_len=limits.message_bytes,
             strict_map_key=False,
             unicode_errors="surrogateescape",
-            object_pairs_hook=self._take_map,
-            list_hook=self._take_list,
+            object_pairs_hook=self._contents.take_map,
+            list_hook=self._contents.take_list,
             ext_hook=_take_ext,
             timestamp=0,
         )
@@ -163,10 +202,8 @@ class Decoder:
                 messages.append(message)
                 self._message_start = end
                 self._head = part[end - part_start :][:_HEAD_BYTES]
-                self._containers = self._items = 0
+                self._contents.forget()
         except GpuschedError as error:
-            # Its traceback holds this decoder, and this decoder holds it: a cycle that would keep
-            # the buffers of every refused connection until the next full garbage collection.
             self._failure = _without_traceback(error)
             messages.append(Malformed(_msgid_in(self._head), self._failure, is_fatal=True))
 
@@ -187,32 +224,12 @@ class Decoder:
         if size > limit:
             raise _too_large("message", size, limit, "bytes")
 
-    def _count(self, items: int) -> None:
-        """Count a finished container, while decoding, so that a flood of them stops early."""
-        self._containers += 1
-        self._items += items
-        if self._containers > self._limits.containers:
-            raise _too_large("message", self._containers, self._limits.containers, "containers")
-        if self._items > self._limits.items:
-            raise _too_large("message", self._items, self._limits.items, "items")
-
-    def _take_list(self, items: list[Any]) -> list[Any]:
-        self._count(len(items))
-        return items
-
-    def _take_map(self, pairs: list[tuple[Any, Any]]) -> dict[Any, Any] | Flaw:
-        self._count(len(pairs))
-        for key, _ in pairs:
-            if type(key) is not str and type(key) is not bytes:
-                return Flaw(f"the key {shown(key)} is neither text nor a byte string")
-        entries = dict(pairs)
-        return entries if len(entries) == len(pairs) else Flaw(_duplicate_text(pairs))
-
 
 _NOTHING = object()
 
 
 def _without_traceback(error: GpuschedError) -> GpuschedError:
+    """To be kept: with its traceback it holds the callers, and they what holds it, a cycle."""
     error.__traceback__ = error.__cause__ = error.__context__ = None
     return error
 
@@ -278,7 +295,7 @@ def _message(value: Any, levels: int) -> Incoming:
     try:
         return Request(msgid, _method(value[2]), _params(value[3]))
     except Invalid as error:
-        return Malformed(msgid, error, is_fatal=False)
+        return Malformed(msgid, _without_traceback(error), is_fatal=False)
 
 
 def _notification(value: list[Any], levels: int) -> Incoming:
@@ -287,7 +304,7 @@ def _notification(value: list[Any], levels: int) -> Incoming:
     try:
         return Notification(_method(value[1]), _params(value[2]))
     except Invalid as error:
-        return Malformed(None, error, is_fatal=False)
+        return Malformed(None, _without_traceback(error), is_fatal=False)
 
 
 def _method(value: Any) -> str:

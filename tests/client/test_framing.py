@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import random
 import time
@@ -324,6 +325,31 @@ def test_connections_that_break_inside_a_message_leave_no_memory_behind() -> Non
         for _ in range(4_000):
             Decoder().feed(half + end)
     assert rss_bytes() - before < 10 * 2**20  # 60 MiB and more with msgpack below 1.2
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        framing.encode_request(1, "hello", {}),
+        framing.encode_request(1, "hello", {})[:-1],
+        msgpack.packb([0, 1, "hello", [1, 2]]),
+        msgpack.packb([2, 7, []]),
+        msgpack.packb([3, 1]),
+        b"\xc1",
+        b"\x91" * 100,
+    ],
+)
+def test_a_closed_connection_leaves_nothing_to_the_garbage_collector(data: bytes) -> None:
+    """A decoder has 28 KiB, and thousands of connections come between two full collections."""
+    gc.collect()
+    gc.disable()
+    try:
+        messages = Decoder().feed(data)
+        errors = [message.error for message in messages if isinstance(message, Malformed)]
+        del messages, errors
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
 
 
 def test_mutated_messages_give_typed_errors_and_no_memory_growth() -> None:
