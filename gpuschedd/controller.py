@@ -738,10 +738,10 @@ def _touch(batch: Batch, jobs: list[Job]) -> None:
 
 
 def storage_error(full: Exception) -> StorageError:
-    """What clients hear when the disk is full."""
+    """What clients hear when the disk is full, or the database locked."""
     return StorageError(
         f"the daemon's state directory cannot be written ({full}); nothing was changed. "
-        "Free some space there, then try again."
+        "Try again once that is mended."
     )
 
 

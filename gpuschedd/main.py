@@ -532,7 +532,7 @@ def _run(options: Options) -> int:
         print(f"gpuschedd: {error}", file=sys.stderr)
         return EX_CONFIG
     except StoreFull as error:
-        print(f"gpuschedd: no room for the database: {error}; free some space", file=sys.stderr)
+        print(f"gpuschedd: the database cannot be written: {error}", file=sys.stderr)
         return EX_IOERR
     except OSError as error:
         if error.errno not in STORAGE_ERRNOS:

@@ -55,6 +55,10 @@ class StoreFull(Exception):
     """No room on the disk: nothing of the batch was written, and trying again later is right."""
 
 
+class StoreBusy(StoreFull):
+    """Somebody else holds the database's lock for long: nothing was written, as without room."""
+
+
 class StoreBroken(Exception):
     """An I/O error: later commits cannot be trusted, the daemon must end and read again."""
 
@@ -269,10 +273,14 @@ def _sqlite_code(error: sqlite3.Error) -> int:
     return getattr(error, "sqlite_errorcode", 0) or 0
 
 
-def _is_full(error: sqlite3.Error) -> bool:
-    """No room: SQLITE_FULL, or the shared-memory file that could not grow."""
+def _passing(error: sqlite3.Error) -> StoreFull | None:
+    """The error as one that passes: no room (also for the shared-memory file), or a long lock."""
     code = _sqlite_code(error)
-    return code & 0xFF == sqlite3.SQLITE_FULL or code == sqlite3.SQLITE_IOERR_SHMSIZE
+    if code & 0xFF == sqlite3.SQLITE_FULL or code == sqlite3.SQLITE_IOERR_SHMSIZE:
+        return StoreFull(f"{error}; free some space")
+    if code & 0xFF == sqlite3.SQLITE_BUSY:
+        return StoreBusy(f"{error} by another program; end its transaction")
+    return None
 
 
 def _empty_wal(db: sqlite3.Connection) -> bool:
@@ -293,8 +301,8 @@ def _typed_errors() -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        if _is_full(error):
-            raise StoreFull(str(error)) from error
+        if (passing := _passing(error)) is not None:
+            raise passing from error
         if _sqlite_code(error) & 0xFF in _UNTRUSTED:
             raise StoreBroken(str(error)) from error
         raise
@@ -332,8 +340,8 @@ class Store:
             _empty_wal(connection)  # what a killed daemon left there; a full disk leaves it
             _write_marker(marker, instance)
         except sqlite3.Error as error:
-            if _is_full(error):
-                raise StoreFull(f"{path}: {error}") from error
+            if (passing := _passing(error)) is not None:
+                raise type(passing)(f"{path}: {passing}") from error
             raise StoreUnusable(_unusable_text(path, error)) from error
         except OSError as error:
             raise StoreFull(f"{path}: {error}") from error
@@ -352,8 +360,8 @@ class Store:
         try:
             with _typed_errors(), _transaction(self._db):
                 write()
-        except StoreFull:
-            if not _empty_wal(self._db):
+        except StoreFull as full:
+            if isinstance(full, StoreBusy) or not _empty_wal(self._db):
                 raise
             with _typed_errors(), _transaction(self._db):
                 write()

@@ -23,6 +23,7 @@ from gpuschedd.store import (
     History,
     Payload,
     Store,
+    StoreBusy,
     StoreUnusable,
     brief_of,
 )
@@ -280,6 +281,24 @@ def test_promises_say_what_was_promised_and_what_came_of_it(daemon: DaemonProces
         " FROM promises_v ORDER BY outcome DESC"
     ).fetchall()
     assert rows == [(waiting.id, "lost", "gpu_drained", None, 1), (waiting.id, "kept", None, 1, 1)]
+
+
+def test_a_lock_held_by_another_program_is_waited_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An administrator's open transaction is no reason to end: nothing is written, then all is."""
+    monkeypatch.setattr("gpuschedd.store.BUSY_TIMEOUT_S", 0.05)
+    store = Store.open(tmp_path)
+    changes = Changes(jobs={JobId(1): a_job()}, payloads={JobId(1): a_payload()})
+    other = sqlite3.connect(tmp_path / DATABASE_NAME, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StoreBusy, match="locked by another program"):
+        store.commit(changes)
+    other.execute("ROLLBACK")
+    other.close()
+    store.commit(changes)
+    assert [job.job_id for job in store.load().jobs] == [1]
+    store.close()
 
 
 def test_people_may_read_the_views(daemon: DaemonProcess) -> None:
