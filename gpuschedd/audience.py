@@ -8,8 +8,10 @@ from contextlib import suppress
 
 from gpusched_client.protocol import EVENTS_DROPPED
 from gpusched_client.terms import JobId
+from gpuschedd.books import (
+    Event,
+)
 from gpuschedd.controller import Committed
-from gpuschedd.store import Event
 
 WATCHERS_MAX = 1_000
 WATCH_QUEUE_MAX = 1_000  # events that wait for one slow reader; then they are counted, not kept

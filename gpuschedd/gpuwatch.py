@@ -15,6 +15,9 @@ from functools import partial
 
 from gpusched_client.terms import GpuUuid, JobId
 from gpuschedd.attribution import Attribution, JobKey
+from gpuschedd.books import (
+    GpuRow,
+)
 from gpuschedd.clock import boottime_s
 from gpuschedd.config import Config
 from gpuschedd.controller import Controller
@@ -47,7 +50,6 @@ from gpuschedd.peaks import UseMeter
 from gpuschedd.progress import Evidence
 from gpuschedd.simgpu import UUID_PREFIX
 from gpuschedd.state import Batch
-from gpuschedd.store import GpuRow
 from gpuschedd.views import UsedGpu
 
 log = logging.getLogger(__name__)

@@ -34,6 +34,11 @@ from gpusched_client.protocol import (
 )
 from gpusched_client.terms import Cause, JobId, JobState
 from gpusched_client.units import bytes_text, format_duration
+from gpuschedd.books import (
+    AuditRow,
+    Payload,
+    Submission,
+)
 from gpuschedd.core import admission, forecast
 from gpuschedd.core.lifecycle import CancelOrder, Dropped, Job
 from gpuschedd.core.model import (
@@ -46,7 +51,6 @@ from gpuschedd.core.model import (
 )
 from gpuschedd.holds import HOLD_CONFIG
 from gpuschedd.state import Batch
-from gpuschedd.store import AuditRow, Payload, Submission
 
 SIGNALS_MAX = 100  # pending signal orders of one job
 

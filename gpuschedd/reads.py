@@ -13,7 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from gpusched_client.errors import LimitReached
-from gpuschedd.store import History, read
+from gpuschedd.store import (
+    History,
+    read,
+)
 
 WAITING_PER_UID_MAX = 2_000
 

@@ -11,6 +11,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from gpusched_client.terms import GpuUuid, JobId, JobState
+from gpuschedd.books import (
+    Age,
+    AttemptEnd,
+    AuditRow,
+    Changes,
+    Event,
+    GpuRow,
+    Loaded,
+    Payload,
+    PromiseRow,
+    Submission,
+)
 from gpuschedd.config import Config
 from gpuschedd.core import admission
 from gpuschedd.core.fairshare import Accounts
@@ -33,16 +45,6 @@ from gpuschedd.health import Remembered
 from gpuschedd.peaks import GpuUse
 from gpuschedd.store import (
     RECENT_SUBMISSIONS_MAX,
-    Age,
-    AttemptEnd,
-    AuditRow,
-    Changes,
-    Event,
-    GpuRow,
-    Loaded,
-    Payload,
-    PromiseRow,
-    Submission,
 )
 
 
