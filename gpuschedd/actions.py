@@ -14,9 +14,7 @@ from typing import Protocol
 from gpusched_client.terms import GpuUuid, JobId, JobState
 from gpuschedd import devices, jobenv
 from gpuschedd.accounts import Accounts
-from gpuschedd.books import (
-    Payload,
-)
+from gpuschedd.books import Payload
 from gpuschedd.controller import Change, Committed, Controller
 from gpuschedd.core.lifecycle import Job
 from gpuschedd.gpus import GpuInfo

@@ -8,9 +8,7 @@ from contextlib import suppress
 
 from gpusched_client.protocol import EVENTS_DROPPED
 from gpusched_client.terms import JobId
-from gpuschedd.books import (
-    Event,
-)
+from gpuschedd.books import Event
 from gpuschedd.controller import Committed
 
 WATCHERS_MAX = 1_000

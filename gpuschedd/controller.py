@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -18,13 +19,7 @@ from typing import Any
 from gpusched_client.errors import GpuschedError, Internal, StorageError, Unavailable
 from gpusched_client.terms import JobId, JobState
 from gpuschedd import holds
-from gpuschedd.books import (
-    AccountRow,
-    Age,
-    Changes,
-    Event,
-    PromiseRow,
-)
+from gpuschedd.books import AccountRow, Age, Changes, Event, PromiseRow
 from gpuschedd.clock import SchedulerClock
 from gpuschedd.config import Config
 from gpuschedd.core import fairshare
@@ -49,11 +44,7 @@ from gpuschedd.core.queues import rested
 from gpuschedd.core.snapshot import build_snapshot
 from gpuschedd.core.timeline import is_stuck
 from gpuschedd.state import Batch, State, age_of, apply, is_eligible, policy_of, waiting_for
-from gpuschedd.store import (
-    Store,
-    StoreBroken,
-    StoreFull,
-)
+from gpuschedd.store import Store, StoreBroken, StoreFull
 
 log = logging.getLogger(__name__)
 
@@ -416,6 +407,22 @@ class Controller:
         known = {gpu.uuid: gpu for gpu in self.state.gpus}
         return charge_rate(job.grants, known, whole=job.whole, policy=self.state.policy)
 
+    def _follow_policy(self, batch: Batch) -> None:
+        """Queues and accounts by another policy; what was used so far stays as it was charged."""
+        usages = {uid: self.state.accounts.usage(uid, batch.now_s) for uid in self._account_rows}
+        self._account_rows = {
+            uid: replace(row, usage_gpu_s=usages[uid], at_sched_s=batch.now_s, at_s=batch.wall_s)
+            for uid, row in self._account_rows.items()
+        }
+        self._unfollow(batch.now_s)
+        rates: dict[int, float] = defaultdict(float)
+        for job_id, rate in self._rates.items():
+            rates[self.state.jobs[job_id].uid] += rate
+        self._account_rows = {
+            uid: replace(row, rate=rates[uid]) for uid, row in self._account_rows.items()
+        }
+        batch.accounts.update(self._account_rows)
+
     def _unfollow(self, now_s: float) -> None:
         """Queues and accounts as of the last commit."""
         self.state.rebuild_queues(now_s)
@@ -645,7 +652,7 @@ class Controller:
         self.state.policy = policy_of(config)
         # As a command: a batch that is being written has moved queues and accounts already, while
         # its jobs are not in memory yet.
-        self.tell(lambda batch: self._unfollow(batch.now_s))
+        self.tell(self._follow_policy)
         self.hold_by_config()
         self.poke()
 

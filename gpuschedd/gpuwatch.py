@@ -15,9 +15,7 @@ from functools import partial
 
 from gpusched_client.terms import GpuUuid, JobId
 from gpuschedd.attribution import Attribution, JobKey
-from gpuschedd.books import (
-    GpuRow,
-)
+from gpuschedd.books import GpuRow
 from gpuschedd.clock import boottime_s
 from gpuschedd.config import Config
 from gpuschedd.controller import Controller

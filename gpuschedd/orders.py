@@ -34,11 +34,7 @@ from gpusched_client.protocol import (
 )
 from gpusched_client.terms import Cause, JobId, JobState
 from gpusched_client.units import bytes_text, format_duration
-from gpuschedd.books import (
-    AuditRow,
-    Payload,
-    Submission,
-)
+from gpuschedd.books import AuditRow, Payload, Submission
 from gpuschedd.core import admission, forecast
 from gpuschedd.core.lifecycle import CancelOrder, Dropped, Job
 from gpuschedd.core.model import (

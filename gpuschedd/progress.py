@@ -8,9 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from gpusched_client.terms import Cause, JobState
-from gpuschedd.books import (
-    AttemptEnd,
-)
+from gpuschedd.books import AttemptEnd
 from gpuschedd.clock import SchedulerClock
 from gpuschedd.core.lifecycle import Dropped, Gone, Job, MainEnded, NeverRan, Retried, Started
 from gpuschedd.core.recovery import ClaimKind, Recovery, recover

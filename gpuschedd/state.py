@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from gpusched_client.terms import GpuUuid, JobId, JobState
 from gpuschedd.books import (
+    AccountRow,
     Age,
     AttemptEnd,
     AuditRow,
@@ -43,9 +44,7 @@ from gpuschedd.core.model import (
 from gpuschedd.core.queues import Queues
 from gpuschedd.health import Remembered
 from gpuschedd.peaks import GpuUse
-from gpuschedd.store import (
-    RECENT_SUBMISSIONS_MAX,
-)
+from gpuschedd.store import RECENT_SUBMISSIONS_MAX
 
 
 def policy_of(config: Config) -> Policy:
@@ -254,6 +253,7 @@ class Batch:
         self.gpu_rows: dict[GpuUuid, GpuRow] = {}
         self.gpu_uses: list[GpuUse] = []
         self.health: Mapping[GpuUuid, Remembered] | None = None
+        self.accounts: dict[int, AccountRow] = {}
         self.attempts: list[AttemptEnd] = []
         self.next_job_id: int = parent.next_job_id if parent else state.next_job_id
 
@@ -274,6 +274,7 @@ class Batch:
         self.gpu_rows.update(child.gpu_rows)
         self.gpu_uses += child.gpu_uses
         self.health = self.health if child.health is None else child.health
+        self.accounts.update(child.accounts)
         self.attempts += child.attempts
         self.next_job_id = child.next_job_id
 
@@ -382,6 +383,7 @@ class Batch:
         changes.gpus.update(self.gpu_rows)
         changes.gpu_uses += self.gpu_uses
         changes.health = self.health
+        changes.accounts.update(self.accounts)
         changes.attempts += self.attempts
 
 

@@ -10,11 +10,7 @@ from gpusched_client import protocol
 from gpusched_client.protocol import GpuUseView, GpuView, JobEvent, JobView
 from gpusched_client.terms import GpuUuid, JobId, JobState, PendingReason
 from gpusched_client.units import bytes_text
-from gpuschedd.books import (
-    Brief,
-    Event,
-    Payload,
-)
+from gpuschedd.books import Brief, Event, Payload
 from gpuschedd.clock import SchedulerClock
 from gpuschedd.core.lifecycle import Job
 from gpuschedd.core.model import ExpectedStart, Gpu, Reason

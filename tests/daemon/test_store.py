@@ -10,25 +10,11 @@ import pytest
 
 from gpusched_client.terms import Cause, GpuUuid, JobId, JobState
 from gpuschedd import migrations
-from gpuschedd.books import (
-    Age,
-    Brief,
-    Changes,
-    Event,
-    Payload,
-    brief_of,
-)
+from gpuschedd.books import Age, Brief, Changes, Event, Payload, brief_of
 from gpuschedd.clock import ClockMark
 from gpuschedd.core.lifecycle import CancelOrder, Gone, Job, Placed, Started, advance
 from gpuschedd.core.model import Grant, Request
-from gpuschedd.store import (
-    DATABASE_NAME,
-    MARKER_NAME,
-    History,
-    Store,
-    StoreBusy,
-    StoreUnusable,
-)
+from gpuschedd.store import DATABASE_NAME, MARKER_NAME, History, Store, StoreBusy, StoreUnusable
 from tests.support.daemon import DaemonProcess, until
 
 GIB = 2**30

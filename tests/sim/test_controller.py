@@ -20,9 +20,7 @@ from gpuschedd.core.lifecycle import Job
 from gpuschedd.core.model import GpuState
 from gpuschedd.handlers import Handlers
 from gpuschedd.orders import Caller
-from gpuschedd.store import (
-    History,
-)
+from gpuschedd.store import History
 from gpuschedd.views import reason_for
 from tests.sim.harness import CARD, GIB, Host
 
@@ -414,6 +412,32 @@ async def _reload_midway(host: Host) -> None:
     check_accounts(host)
     await host.pass_time(600.0)
     assert host.controller.state.jobs == {}
+    await host.controller.stop()
+    host.controller.close()
+
+
+def test_a_reload_charges_nobody_anew(tmp_path: Path) -> None:
+    """Another half-life counts from now on: not for what was used before, nor after a restart."""
+    asyncio.run(_other_half_life(Host(tmp_path, 1)))
+
+
+async def _other_half_life(host: Host) -> None:
+    owner = host.caller(1001)
+    one = JobRequest(argv=(b"true",), cwd=b"/", environment={}, gpus=2, time_limit_s=6_000)
+    await host.ask(lambda batch: orders.submit(batch, owner, SubmitRequest(jobs=(one,)), None))
+    await host.pass_time(600.0)
+
+    def used() -> float:
+        return host.controller.state.accounts.usage(1001, host.controller.clock.now_s())
+
+    before = used()
+    assert before > 100
+    host.reload('scheduling.half_life="60s"')
+    await host.settle()
+    assert used() == pytest.approx(before)
+    check_accounts(host)
+    await host.restart()
+    assert used() == pytest.approx(before)
     await host.controller.stop()
     host.controller.close()
 
