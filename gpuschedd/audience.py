@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
-from gpusched_client.protocol import EVENTS_DROPPED
 from gpusched_client.terms import JobId
+from gpusched_client.wire.protocol import EVENTS_DROPPED
 from gpuschedd.books import Event
 from gpuschedd.controller import Committed
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpusched_client.errors import Conflict, NotFound, StorageError
-from gpusched_client.protocol import BACKUP_PIECE_BYTES, BackupRequest, BackupResult
+from gpusched_client.wire.protocol import BACKUP_PIECE_BYTES, BackupRequest, BackupResult
 from gpuschedd.store import StoreFull, copy_database
 
 DIR_NAME = "backup"

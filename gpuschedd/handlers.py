@@ -14,7 +14,6 @@ from enum import Enum
 from itertools import islice
 from typing import Any, Protocol, TypeVar
 
-from gpusched_client import protocol
 from gpusched_client.errors import (
     Conflict,
     Denied,
@@ -23,7 +22,9 @@ from gpusched_client.errors import (
     NotFound,
     Unavailable,
 )
-from gpusched_client.protocol import (
+from gpusched_client.terms import GpuUuid, JobId, JobState
+from gpusched_client.wire import protocol
+from gpusched_client.wire.protocol import (
     PROTOCOL_VERSION,
     BackupRequest,
     CancelRequest,
@@ -66,7 +67,6 @@ from gpusched_client.protocol import (
     WatchRequest,
     WatchResult,
 )
-from gpusched_client.terms import GpuUuid, JobId, JobState
 from gpuschedd import __version__, holds, orders, views
 from gpuschedd.accounts import Accounts, is_system_account
 from gpuschedd.advice import beyond_limit

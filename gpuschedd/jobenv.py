@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from gpuschedd import simclaims
+from gpusched_client import simulation as simclaims
 
 #: Names that would point a job at other GPUs than its own, or pass for ours.
 _DROPPED = frozenset(

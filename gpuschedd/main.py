@@ -19,6 +19,7 @@ import click
 
 from gpusched_client import paths
 from gpusched_client.errors import GpuschedError, StorageError
+from gpusched_client.simulation import DIRECTORY_NAME, SYSTEM_DIR
 from gpuschedd import __version__, config, holds, install, places
 from gpuschedd.accounts import Accounts, unknown_names
 from gpuschedd.actions import Actions, Surroundings
@@ -36,7 +37,6 @@ from gpuschedd.launcher import DirectLauncher, Launcher
 from gpuschedd.notify import ServiceManager, passed_socket
 from gpuschedd.replay.command import replay
 from gpuschedd.server import Server
-from gpuschedd.simclaims import DIRECTORY_NAME, SYSTEM_DIR
 from gpuschedd.simgpu import SimulatedGpus
 from gpuschedd.state import State, policy_of
 from gpuschedd.status import Look, RecentErrors, Status

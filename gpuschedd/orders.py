@@ -21,7 +21,9 @@ from gpusched_client.errors import (
     LimitReached,
     NotFound,
 )
-from gpusched_client.protocol import (
+from gpusched_client.terms import Cause, JobId, JobState
+from gpusched_client.units import bytes_text, format_duration
+from gpusched_client.wire.protocol import (
     NICE_MAX,
     NICE_MIN,
     UNLIMITED_S,
@@ -32,8 +34,6 @@ from gpusched_client.protocol import (
     SubmitResult,
     UpdateRequest,
 )
-from gpusched_client.terms import Cause, JobId, JobState
-from gpusched_client.units import bytes_text, format_duration
 from gpuschedd.books import AuditRow, Payload, Submission
 from gpuschedd.core import admission, forecast
 from gpuschedd.core.lifecycle import CancelOrder, Dropped, Job

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from gpusched_client import framing, protocol
 from gpusched_client.errors import (
     Denied,
     GpuschedError,
@@ -21,6 +20,7 @@ from gpusched_client.errors import (
     LimitReached,
     Unavailable,
 )
+from gpusched_client.wire import framing, protocol
 from gpuschedd.budget import Budget, cost_of
 from gpuschedd.handlers import Handlers
 from gpuschedd.peer import Peer, peer_of

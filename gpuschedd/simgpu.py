@@ -8,10 +8,10 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from gpusched_client import simulation as simclaims
 from gpusched_client.errors import Invalid
 from gpusched_client.terms import GpuUuid
 from gpusched_client.units import parse_bytes
-from gpuschedd import simclaims
 from gpuschedd.clock import boottime_s
 from gpuschedd.gpus import Accounts, GpuInfo, GpuProcess, GpuReading, Sample, Want
 from gpuschedd.places import make_directory

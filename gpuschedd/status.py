@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpusched_client.protocol import LoggedProblem, StatusResult
 from gpusched_client.terms import JobState
 from gpusched_client.units import bytes_text
+from gpusched_client.wire.protocol import LoggedProblem, StatusResult
 from gpuschedd import __version__
 from gpuschedd.clock import wall_s
 from gpuschedd.core.model import GpuState

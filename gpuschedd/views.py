@@ -6,10 +6,10 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from gpusched_client import protocol
-from gpusched_client.protocol import GpuUseView, GpuView, JobEvent, JobView
 from gpusched_client.terms import GpuUuid, JobId, JobState, PendingReason
 from gpusched_client.units import bytes_text
+from gpusched_client.wire import protocol
+from gpusched_client.wire.protocol import GpuUseView, GpuView, JobEvent, JobView
 from gpuschedd.books import Brief, Event, Payload
 from gpuschedd.clock import SchedulerClock
 from gpuschedd.core.lifecycle import Job

@@ -131,12 +131,12 @@ def test_a_module_opens_with_what_it_owns(path: Path) -> None:
 
 def _commands() -> dict[str, click.Command]:
     """Every command and subcommand by the words that are typed."""
-    from gpusched_client.gcancel import cli as gcancel
-    from gpusched_client.gctl import cli as gctl
-    from gpusched_client.gq import cli as gq
-    from gpusched_client.gsub import cli as gsub
+    from gpusched_client.commands.gcancel import cli as gcancel
+    from gpusched_client.commands.gctl import cli as gctl
+    from gpusched_client.commands.gq import cli as gq
+    from gpusched_client.commands.gsub import cli as gsub
+    from gpusched_client.commands.simjob import cli as simjob
     from gpuschedd.main import cli as daemon
-    from gpuschedd.simjob import cli as simjob
 
     named = {"gsub": gsub, "gq": gq, "gcancel": gcancel, "gctl": gctl}
     named |= {"gpuschedd": daemon, "gpusched-simjob": simjob}

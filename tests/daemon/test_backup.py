@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpusched_client.errors import Conflict
-from gpusched_client.protocol import BackupRequest
+from gpusched_client.wire.protocol import BackupRequest
 from gpuschedd import backup
 from gpuschedd.backup import Backups
 from gpuschedd.store import DATABASE_NAME, Store

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpusched_client.errors import LimitReached
-from gpusched_client.wirefields import Flaw
+from gpusched_client.wire.fields import Flaw
 from gpuschedd import budget, reads
 from gpuschedd.budget import Budget, cost_of
 from gpuschedd.reads import Reads

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from gpusched_client import Client
+from gpusched_client import simulation as simclaims
 from gpusched_client.errors import Invalid
 from gpusched_client.terms import JobState
-from gpuschedd import simclaims
 from gpuschedd.simgpu import parse_host
 from tests.support.daemon import DaemonProcess, daemon_in, until
 
@@ -131,7 +131,7 @@ def test_foreign_use_keeps_whole_jobs_away_and_is_named(daemon: DaemonProcess) -
     """A process outside the scheduler on every card: the reason says who and how much."""
     uuids = ",".join(f"GPU-51300000-0000-4000-8000-{index:012d}" for index in range(4))
     stranger = subprocess.Popen(
-        [sys.executable, "-m", "gpuschedd.simjob", "--vram", "3G", "--hold", "120"],
+        [sys.executable, "-m", "gpusched_client.commands.simjob", "--vram", "3G", "--hold", "120"],
         env={"GPUSCHED_SIM_DIR": str(daemon.state_dir / "sim"), "GPUSCHED_GPU_UUIDS": uuids},
         stdout=subprocess.DEVNULL,
     )
@@ -154,7 +154,15 @@ def test_foreign_use_keeps_whole_jobs_away_and_is_named(daemon: DaemonProcess) -
 
 def simjob_outside(hold: str = "120", **environment: str) -> subprocess.Popen[bytes]:
     """One that is no job, as somebody's notebook is none."""
-    words = [sys.executable, "-m", "gpuschedd.simjob", "--vram", "3G", "--hold", hold]
+    words = [
+        sys.executable,
+        "-m",
+        "gpusched_client.commands.simjob",
+        "--vram",
+        "3G",
+        "--hold",
+        hold,
+    ]
     return subprocess.Popen(
         words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     )

@@ -16,7 +16,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from gpusched_client.protocol import METHODS, SubmitResult
+from gpusched_client.wire.protocol import METHODS, SubmitResult
 from gpuschedd.budget import Budget
 from gpuschedd.handlers import RIGHTS
 from gpuschedd.server import LINGER_S, Server

@@ -74,7 +74,15 @@ def rig(
     monkeypatch.setenv("GPUSCHED_SIM_DIR", str(claims))
 
     def simulate(uuid: str) -> list[str]:
-        program = [sys.executable, "-m", "gpuschedd.simjob", "--vram", "3G", "--hold", "60"]
+        program = [
+            sys.executable,
+            "-m",
+            "gpusched_client.commands.simjob",
+            "--vram",
+            "3G",
+            "--hold",
+            "60",
+        ]
         return ["env", f"GPUSCHED_GPU_UUIDS={uuid}", *program]
 
     with Source(SimulatedGpus("2x48G", claims, shared=False)) as source:

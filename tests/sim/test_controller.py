@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from gpusched_client.errors import GpuschedError, StorageError
-from gpusched_client.protocol import CancelRequest, JobRequest, SubmitRequest, UpdateRequest
 from gpusched_client.terms import JobId, JobState, PendingReason
+from gpusched_client.wire.protocol import CancelRequest, JobRequest, SubmitRequest, UpdateRequest
 from gpuschedd import orders, state
 from gpuschedd.budget import Budget
 from gpuschedd.core.lifecycle import Job

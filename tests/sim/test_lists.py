@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from gpusched_client.protocol import JobRequest, JobsRequest, QueueRequest, SubmitRequest
 from gpusched_client.terms import JobState
+from gpusched_client.wire.protocol import JobRequest, JobsRequest, QueueRequest, SubmitRequest
 from gpuschedd import orders
 from gpuschedd.audience import Audience
 from gpuschedd.budget import Budget

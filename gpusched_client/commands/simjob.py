@@ -14,9 +14,9 @@ from pathlib import Path
 import click
 
 from gpusched_client import Client
+from gpusched_client import simulation as simclaims
 from gpusched_client.errors import GpuschedError, Invalid, NotFound
 from gpusched_client.units import parse_bytes, parse_duration
-from gpuschedd import simclaims
 
 RAMP_STEP_S = 0.05
 OUT_OF_MEMORY_TEXT = "RuntimeError: CUDA error: out of memory"

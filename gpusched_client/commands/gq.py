@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpusched_client.command import (
+from gpusched_client.commands.common import (
     CONTEXT_SETTINGS,
     VERSION,
     Command,
@@ -20,9 +20,9 @@ from gpusched_client.command import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from gpusched_client.connection import Client
-    from gpusched_client.protocol import JobView
-    from gpusched_client.render import View
+    from gpusched_client.client import Client
+    from gpusched_client.output.render import View
+    from gpusched_client.wire.protocol import JobView
 
 RECENT_S = 600  # ended jobs stay visible for so long
 SHOWN_MAX = 50
@@ -60,7 +60,7 @@ def cli(words: tuple[str, ...], **options: Any) -> int:
     With one id, explain that job: why it waits, when it starts, how it ended.
     """
     _check(words, options)
-    from gpusched_client.connection import Client
+    from gpusched_client.client import Client
 
     with Client() as client:
         if options["gpus"]:
@@ -91,13 +91,13 @@ def _check(words: Sequence[str], options: dict[str, Any]) -> None:
 def _view() -> View:
     import time
 
-    from gpusched_client.render import View
+    from gpusched_client.output.render import View
 
     return View(now_s=time.time(), uid=own_uid(), width=terminal_width())
 
 
 def _gpus(client: Client, options: dict[str, Any]) -> None:
-    from gpusched_client.render import gpus_table, json_text, printable
+    from gpusched_client.output.render import gpus_table, json_text, printable
 
     result = client.gpus_result()
     gpus = result.gpus
@@ -107,7 +107,7 @@ def _gpus(client: Client, options: dict[str, Any]) -> None:
 
 
 def _usage(client: Client, options: dict[str, Any]) -> None:
-    from gpusched_client.render import json_text, usage_table
+    from gpusched_client.output.render import json_text, usage_table
 
     users = client.usage()
     as_json = options["as_json"]
@@ -115,14 +115,14 @@ def _usage(client: Client, options: dict[str, Any]) -> None:
 
 
 def _ids(client: Client, words: Iterable[str]) -> tuple[int, ...]:
-    from gpusched_client.jobspec import parse_ids
-    from gpusched_client.lookup import recent_ids
+    from gpusched_client.commands.lookup import recent_ids
+    from gpusched_client.commands.selectors import parse_ids
 
     return parse_ids(words, lambda count: recent_ids(client, count))
 
 
 def _status(client: Client, options: dict[str, Any]) -> None:
-    from gpusched_client.render import json_text, status_word
+    from gpusched_client.output.render import json_text, status_word
 
     ids = _ids(client, [options["status"]])
     if len(ids) != 1:
@@ -136,13 +136,13 @@ def _named(client: Client, words: Sequence[str], options: dict[str, Any]) -> Non
     """One job in full, or a table of several."""
     ids = _ids(client, words)
     if len(ids) == 1 and options["columns"] is None:
-        from gpusched_client.render import job_detail, json_text
+        from gpusched_client.output.render import job_detail, json_text
 
         job = client.job(ids[0])
         answer(json_text(job) if options["as_json"] else job_detail(job, _view()))
         return
     from gpusched_client.errors import Invalid, NotFound
-    from gpusched_client.protocol import IDS_MAX
+    from gpusched_client.wire.protocol import IDS_MAX
 
     if len(ids) > IDS_MAX:
         raise Invalid(f"{len(ids)} jobs; the limit is {IDS_MAX} at once")
@@ -190,7 +190,7 @@ def _first_of(jobs: Sequence[JobView], limit: int) -> Sequence[JobView]:
 
 def _filters(options: dict[str, Any]) -> dict[str, Any]:
     """What the daemon is to filter by."""
-    from gpusched_client.jobspec import parse_states
+    from gpusched_client.commands.selectors import parse_states
 
     users = [str(own_uid())] if options["me"] else None
     if options["user"]:
@@ -228,8 +228,8 @@ def _first_waiting(
     client: Client, filters: dict[str, Any], newest: Sequence[JobView]
 ) -> list[JobView]:
     """The oldest waiting jobs that pass: a user's own list is mostly in that order."""
-    from gpusched_client.protocol import RESPONSE_JOBS_MAX
     from gpusched_client.terms import JobState
+    from gpusched_client.wire.protocol import RESPONSE_JOBS_MAX
 
     found: list[JobView] = []
     before_id: int | None = None
@@ -258,7 +258,7 @@ def _listing_order(job: JobView) -> tuple[int, float, int]:
 
 
 def _show(jobs: Sequence[JobView], total: int, options: dict[str, Any]) -> None:
-    from gpusched_client.render import jobs_table, json_text
+    from gpusched_client.output.render import jobs_table, json_text
 
     if options["as_json"]:
         answer(json_text({"jobs": jobs, "total": total}))
@@ -278,7 +278,7 @@ _LETTERS = {
 
 def _columns(text: str | None) -> Sequence[str]:
     """Columns by name, separated by commas or spaces, or by squeue's letters ("%i %j %t")."""
-    from gpusched_client.render import COLUMNS, DEFAULT_COLUMNS
+    from gpusched_client.output.render import COLUMNS, DEFAULT_COLUMNS
 
     if text is None:
         return DEFAULT_COLUMNS

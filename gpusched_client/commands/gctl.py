@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpusched_client.command import (
+from gpusched_client.commands.common import (
     CONTEXT_SETTINGS,
     MEMORY,
     TIME_LIMIT,
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from gpusched_client.connection import Client
-    from gpusched_client.protocol import Outcome
+    from gpusched_client.client import Client
+    from gpusched_client.wire.protocol import Outcome
 
 EXIT_PROBLEMS = 1
 _AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
@@ -85,7 +85,7 @@ def gpus_release(reason: str) -> int:
 @gpus.command("resume", context_settings=CONTEXT_SETTINGS)
 def gpus_resume() -> int:
     """Open the driver again, with the GPUs and slices that there are now."""
-    from gpusched_client.render import gpus_table, printable
+    from gpusched_client.output.render import gpus_table, printable
 
     with _client() as client:
         result = client.gpus_resume()
@@ -96,7 +96,7 @@ def gpus_resume() -> int:
 
 
 def _say_gpu(gpu: Any) -> None:
-    from gpusched_client.render import printable
+    from gpusched_client.output.render import printable
 
     reason = f": {printable(gpu.reason)}" if gpu.reason else ""
     jobs = f"; runs {_jobs(gpu.jobs)}" if gpu.jobs else ""
@@ -165,7 +165,7 @@ def top(word: str, as_json: bool) -> int:
 
 
 def _update(words: Sequence[str], as_json: bool, **changes: Any) -> int:
-    from gpusched_client.protocol import IDS_MAX
+    from gpusched_client.wire.protocol import IDS_MAX
 
     outcomes: list[Outcome] = []
     with _client() as client:
@@ -176,8 +176,8 @@ def _update(words: Sequence[str], as_json: bool, **changes: Any) -> int:
 
 
 def _ids(client: Client, words: Sequence[str]) -> Sequence[int]:
-    from gpusched_client.jobspec import parse_ids
-    from gpusched_client.lookup import recent_ids
+    from gpusched_client.commands.lookup import recent_ids
+    from gpusched_client.commands.selectors import parse_ids
 
     return parse_ids(words, lambda count: recent_ids(client, count))
 
@@ -185,7 +185,7 @@ def _ids(client: Client, words: Sequence[str]) -> Sequence[int]:
 def _report(outcomes: Iterable[Outcome], as_json: bool) -> int:
     """One line a job; the status is that of the first job that was not changed."""
     from gpusched_client.errors import BY_CODE, Internal
-    from gpusched_client.render import json_text, printable, refusal_text
+    from gpusched_client.output.render import json_text, printable, refusal_text
 
     outcomes = list(outcomes)
     if as_json:
@@ -220,7 +220,7 @@ def status(as_json: bool) -> int:
     """
     import time
 
-    from gpusched_client.render import json_text, status_text
+    from gpusched_client.output.render import json_text, status_text
 
     with _client() as client:
         found = client.status()
@@ -274,7 +274,7 @@ def _write(target: Path, client: Client) -> int:
 
 
 def _client() -> Client:
-    from gpusched_client.connection import Client
+    from gpusched_client.client import Client
 
     return Client()
 

@@ -111,7 +111,7 @@ def answer(text: str) -> None:
 
 def note(text: str) -> None:
     """Tell the person something that is not the answer."""
-    from gpusched_client.render import printable
+    from gpusched_client.output.render import printable
 
     with contextlib.suppress(OSError, ValueError):  # whoever writes the answer last tells of it
         sys.stdout.flush()  # where both go to one place, what was said first comes first

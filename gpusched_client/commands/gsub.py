@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpusched_client.command import (
+from gpusched_client.commands.common import (
     CONTEXT_SETTINGS,
     EXIT_INTERRUPTED,
     HOST_MEMORY,
@@ -21,9 +21,9 @@ from gpusched_client.command import (
 )
 
 if TYPE_CHECKING:
-    from gpusched_client.connection import Client
-    from gpusched_client.protocol import JobRequest, JobView, SubmitResult
-    from gpusched_client.script import Script
+    from gpusched_client.client import Client
+    from gpusched_client.submission.script import Script
+    from gpusched_client.wire.protocol import JobRequest, JobView, SubmitResult
 
 _WAIT_RECONNECT_S = 600.0
 _PASSED_ON = (
@@ -158,7 +158,7 @@ def _script(options: dict[str, Any]) -> Script | None:
         if not options["line"].strip():
             raise click.UsageError(f"-c {options['line']!r} is no command; give it a shell line.")
         return None
-    from gpusched_client import script
+    from gpusched_client.submission import script
 
     if options["script_file"] == "-":
         return _script_from_stdin()
@@ -172,8 +172,8 @@ def _script(options: dict[str, Any]) -> Script | None:
 
 
 def _script_from_stdin() -> Script:
-    from gpusched_client import script
-    from gpusched_client.protocol import PAYLOAD_BYTES_MAX
+    from gpusched_client.submission import script
+    from gpusched_client.wire.protocol import PAYLOAD_BYTES_MAX
 
     if sys.stdin.isatty():
         note("gsub: reading the script from the terminal; end it with Ctrl-D")
@@ -200,7 +200,7 @@ def _with_script_options(
 
 
 def _request(script: Script | None, options: dict[str, Any]) -> JobRequest:
-    from gpusched_client.capture import job_request, legal_name
+    from gpusched_client.submission.request import job_request, legal_name
 
     words = list(options["words"])
     command: dict[str, Any] = {"argv": words}
@@ -219,9 +219,9 @@ def _request(script: Script | None, options: dict[str, Any]) -> JobRequest:
 
 
 def _dry_run(request: JobRequest, options: dict[str, Any]) -> int:
-    from gpusched_client.connection import Client
-    from gpusched_client.protocol import SubmitRequest
-    from gpusched_client.render import json_text, printable, understood
+    from gpusched_client.client import Client
+    from gpusched_client.output.render import json_text, printable, understood
+    from gpusched_client.wire.protocol import SubmitRequest
 
     with Client() as client:
         result = client.submit_request(SubmitRequest((request,), dry_run=True))
@@ -239,8 +239,8 @@ def _dry_run(request: JobRequest, options: dict[str, Any]) -> int:
 
 
 def _submit(request: JobRequest, options: dict[str, Any]) -> int:
-    from gpusched_client.connection import Client
-    from gpusched_client.protocol import SubmitRequest
+    from gpusched_client.client import Client
+    from gpusched_client.wire.protocol import SubmitRequest
 
     with Client(reconnect_s=_WAIT_RECONNECT_S if options["wait"] else 30.0) as client:
         try:
@@ -265,7 +265,7 @@ def _say_submitted(request: JobRequest, result: SubmitResult, options: dict[str,
     if options["parsable"]:
         answer(f"{job_id}\n")
         return
-    from gpusched_client.render import json_text, understood
+    from gpusched_client.output.render import json_text, understood
 
     limit_s = result.time_limits_s[0] if result.time_limits_s else None
     if options["as_json"]:
@@ -277,7 +277,7 @@ def _say_submitted(request: JobRequest, result: SubmitResult, options: dict[str,
 def _wait(client: Client, job_id: int, options: dict[str, Any]) -> int:
     """Wait for the job's end and give its status; an interrupt leaves the job alone."""
     from gpusched_client.errors import Unavailable
-    from gpusched_client.render import exit_status, json_text
+    from gpusched_client.output.render import exit_status, json_text
 
     sys.stdout.flush()
     try:
@@ -294,7 +294,7 @@ def _wait(client: Client, job_id: int, options: dict[str, Any]) -> int:
 
 
 def _say_ended(job: JobView) -> None:
-    from gpusched_client.render import gpu_or_reason
+    from gpusched_client.output.render import gpu_or_reason
     from gpusched_client.terms import JobState
 
     if job.state is not JobState.COMPLETED:

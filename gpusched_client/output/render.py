@@ -15,15 +15,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from gpusched_client.protocol import (
-    GpuUseView,
-    GpuView,
-    JobRequest,
-    JobView,
-    Outcome,
-    StatusResult,
-    UsageView,
-)
 from gpusched_client.terms import JobState
 from gpusched_client.units import (
     UNLIMITED_S,
@@ -32,7 +23,16 @@ from gpusched_client.units import (
     duration_text,
     format_duration,
 )
-from gpusched_client.wirefields import Message
+from gpusched_client.wire.fields import Message
+from gpusched_client.wire.protocol import (
+    GpuUseView,
+    GpuView,
+    JobRequest,
+    JobView,
+    Outcome,
+    StatusResult,
+    UsageView,
+)
 
 _NONE = "-"
 _LAST_COLUMN_CHARS_MIN = 12

@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
-from gpusched_client import framing, paths, protocol
-from gpusched_client.capture import Word, job_request
+from gpusched_client import paths
+from gpusched_client.commands.selectors import parse_states
 from gpusched_client.errors import (
     Denied,
     GpuschedError,
@@ -34,10 +34,11 @@ from gpusched_client.errors import (
     StillRunning,
     Unavailable,
 )
-from gpusched_client.jobspec import parse_states
-from gpusched_client.protocol import JobRequest, JobView
+from gpusched_client.submission.request import Word, job_request
 from gpusched_client.terms import JobState
 from gpusched_client.units import parse_bytes, parse_duration
+from gpusched_client.wire import framing, protocol
+from gpusched_client.wire.protocol import JobRequest, JobView
 
 REPLY_TIMEOUT_S = 30.0
 RECONNECT_S = 30.0

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from gpusched_client import framing, protocol
 from gpusched_client.errors import GpuschedError, Invalid, TooLarge
-from gpusched_client.protocol import (
+from gpusched_client.terms import JobState
+from gpusched_client.wire import framing, protocol
+from gpusched_client.wire.fields import Flaw
+from gpusched_client.wire.protocol import (
     METHODS,
     JobRequest,
     JobView,
@@ -18,8 +20,6 @@ from gpusched_client.protocol import (
     UpdateRequest,
     read_request,
 )
-from gpusched_client.terms import JobState
-from gpusched_client.wirefields import Flaw
 
 JOB: dict[str, Any] = {"argv": [b"true"], "cwd": b"/", "environment": {}}
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from gpusched_client import gq as gq_module
-from gpusched_client.gq import cli
+from gpusched_client.commands import gq as gq_module
+from gpusched_client.commands.gq import cli
 from tests.client.fake_server import FakeServer, Handler, Refusal
 
 Serve = Callable[[dict[str, Handler]], FakeServer]
@@ -425,7 +425,7 @@ def test_refusals_are_one_line_with_their_status(serve: Serve, run: Any, code: s
 
 def shell(line: str) -> subprocess.CompletedProcess[str]:
     """A shell line in which $GQ is the command."""
-    environment = {**os.environ, "GQ": f"{sys.executable} -m gpusched_client.gq"}
+    environment = {**os.environ, "GQ": f"{sys.executable} -m gpusched_client.commands.gq"}
     command = ["bash", "-c", line]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
 

@@ -12,9 +12,10 @@ from typing import Any
 
 import msgpack
 
-from gpusched_client import errors, protocol
+from gpusched_client import errors
 from gpusched_client.errors import GpuschedError, Internal, Invalid, TooLarge
-from gpusched_client.wirefields import Flaw, kind_of, shown
+from gpusched_client.wire import protocol
+from gpusched_client.wire.fields import Flaw, kind_of, shown
 
 MSGID_MAX = 2**32 - 1
 METHOD_BYTES_MAX = 64

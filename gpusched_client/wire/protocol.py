@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from gpusched_client.errors import Invalid
 from gpusched_client.terms import JobState
 from gpusched_client.units import UNLIMITED_S as UNLIMITED_S
-from gpusched_client.wirefields import (
+from gpusched_client.wire.fields import (
     INT64_MAX,
     TEXT_BYTES_MAX,
     Message,

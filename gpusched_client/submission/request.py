@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping, Sequence
 
 from gpusched_client.errors import Invalid
-from gpusched_client.protocol import RLIMIT_NAMES, JobRequest
 from gpusched_client.units import parse_bytes, parse_duration
+from gpusched_client.wire.protocol import RLIMIT_NAMES, JobRequest
 
 Word = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 """One argument or path; text becomes bytes as os.fsencode does it."""

@@ -6,13 +6,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpusched_client.command import CONTEXT_SETTINGS, VERSION, Command, answer, note, own_uid
+from gpusched_client.commands.common import (
+    CONTEXT_SETTINGS,
+    VERSION,
+    Command,
+    answer,
+    note,
+    own_uid,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from gpusched_client.connection import Client
-    from gpusched_client.protocol import Outcome
+    from gpusched_client.client import Client
+    from gpusched_client.wire.protocol import Outcome
 
 
 @click.command(
@@ -38,7 +45,7 @@ def cli(words: tuple[str, ...], **options: Any) -> int:
     if not words and not filters:
         raise click.UsageError("no jobs; name ids, or choose with -u, --state or --name.")
     signal = None if options["signal"] is None else _signal_number(options["signal"])
-    from gpusched_client.connection import Client
+    from gpusched_client.client import Client
 
     with Client() as client:
         ids = _chosen_ids(client, words, filters, options)
@@ -67,8 +74,8 @@ def _chosen_ids(
     client: Client, words: Sequence[str], filters: bool, options: dict[str, Any]
 ) -> Sequence[int]:
     """The ids that are named, narrowed by the filters; or all live jobs that pass them."""
-    from gpusched_client.jobspec import parse_ids
-    from gpusched_client.lookup import live_ids, recent_ids
+    from gpusched_client.commands.lookup import live_ids, recent_ids
+    from gpusched_client.commands.selectors import parse_ids
 
     named = parse_ids(words, lambda count: recent_ids(client, count)) if words else None
     if not filters:
@@ -84,7 +91,7 @@ def _chosen_ids(
 
 
 def _states(text: str | None) -> Any:
-    from gpusched_client.jobspec import parse_states
+    from gpusched_client.commands.selectors import parse_states
 
     return None if text is None else parse_states(text)
 
@@ -92,7 +99,7 @@ def _states(text: str | None) -> Any:
 def _cancel(
     client: Client, ids: Sequence[int], signal: int | None, reason: str | None
 ) -> list[Outcome]:
-    from gpusched_client.protocol import IDS_MAX
+    from gpusched_client.wire.protocol import IDS_MAX
 
     outcomes: list[Outcome] = []
     for start in range(0, len(ids), IDS_MAX):
@@ -104,7 +111,7 @@ def _cancel(
 def _report(outcomes: Iterable[Outcome], as_json: bool) -> int:
     """One line a job; the status is that of the first job that could not be cancelled."""
     from gpusched_client.errors import BY_CODE, Internal
-    from gpusched_client.render import json_text, printable, refusal_text
+    from gpusched_client.output.render import json_text, printable, refusal_text
 
     outcomes = list(outcomes)
     failed = [outcome for outcome in outcomes if outcome.code is not None]

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from gpusched_client.gsub import cli
+from gpusched_client.commands.gsub import cli
 from tests.client.fake_server import FakeServer, Handler, Refusal
 from tests.support.daemon import until
 
@@ -407,7 +407,7 @@ def process(*words: str, **options: Any) -> subprocess.Popen[str]:
 
     A shell that starts the tests in the background has them ignore it, and all that they start.
     """
-    command = [sys.executable, "-m", "gpusched_client.gsub", *words]
+    command = [sys.executable, "-m", "gpusched_client.commands.gsub", *words]
     heeded = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return subprocess.Popen(

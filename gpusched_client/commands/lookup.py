@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gpusched_client.command import own_uid
-from gpusched_client.protocol import RESPONSE_JOBS_MAX
+from gpusched_client.commands.common import own_uid
 from gpusched_client.terms import JobState
+from gpusched_client.wire.protocol import RESPONSE_JOBS_MAX
 
 if TYPE_CHECKING:
-    from gpusched_client.connection import Client
+    from gpusched_client.client import Client
 
 _LIVE = tuple([state for state in JobState if state.is_live])
 

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 import gpusched_client
-from gpusched_client import Client, connection, job_request, paths
+from gpusched_client import Client, job_request, paths
+from gpusched_client import client as connection
 from gpusched_client.errors import (
     BY_CODE,
     Conflict,

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusched_client import framing, protocol
 from gpusched_client.errors import GpuschedError, Invalid, NotFound, TooLarge
-from gpusched_client.framing import Decoder, Malformed, Notification, Request, Response
-from gpusched_client.protocol import REQUEST_BYTES_MAX, read_request
+from gpusched_client.wire import framing, protocol
+from gpusched_client.wire.framing import Decoder, Malformed, Notification, Request, Response
+from gpusched_client.wire.protocol import REQUEST_BYTES_MAX, read_request
 
 JOB: dict[str, Any] = {"argv": [b"true"], "cwd": b"/", "environment": {b"A": b"1"}}
 SUBMIT = framing.encode_request(7, "submit", {"jobs": [JOB]})

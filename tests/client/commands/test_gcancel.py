@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpusched_client.gcancel import cli
+from gpusched_client.commands.gcancel import cli
 from tests.client.fake_server import FakeServer, Handler, Refusal
 
 Serve = Callable[[dict[str, Handler]], FakeServer]

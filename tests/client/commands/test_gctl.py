@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpusched_client.gctl import cli
+from gpusched_client.commands.gctl import cli
 from tests.client.fake_server import FakeServer, Handler, Hangup, Refusal
 
 Serve = Callable[[dict[str, Handler]], FakeServer]
