@@ -8,8 +8,8 @@ from contextlib import suppress
 
 from gpusched_client.terms import JobId
 from gpusched_client.wire.protocol import EVENTS_DROPPED
-from gpuschedd.books import Event
 from gpuschedd.controller import Committed
+from gpuschedd.store.records import Event
 
 WATCHERS_MAX = 1_000
 WATCH_QUEUE_MAX = 1_000  # events that wait for one slow reader; then they are counted, not kept

@@ -19,7 +19,6 @@ from typing import Any
 from gpusched_client.errors import GpuschedError, Internal, StorageError, Unavailable
 from gpusched_client.terms import JobId, JobState
 from gpuschedd import holds
-from gpuschedd.books import AccountRow, Age, Changes, Event, PromiseRow
 from gpuschedd.clock import SchedulerClock
 from gpuschedd.config import Config
 from gpuschedd.core import fairshare
@@ -44,7 +43,8 @@ from gpuschedd.core.queues import rested
 from gpuschedd.core.snapshot import build_snapshot
 from gpuschedd.core.timeline import is_stuck
 from gpuschedd.state import Batch, State, age_of, apply, is_eligible, policy_of, waiting_for
-from gpuschedd.store import Store, StoreBroken, StoreFull
+from gpuschedd.store.database import Store, StoreBroken, StoreFull
+from gpuschedd.store.records import AccountRow, Age, Changes, Event, PromiseRow
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,6 @@ from functools import partial
 
 from gpusched_client.terms import GpuUuid, JobId
 from gpuschedd.attribution import Attribution, JobKey
-from gpuschedd.books import GpuRow
 from gpuschedd.clock import boottime_s
 from gpuschedd.config import Config
 from gpuschedd.controller import Controller
@@ -48,6 +47,7 @@ from gpuschedd.peaks import UseMeter
 from gpuschedd.progress import Evidence
 from gpuschedd.simgpu import UUID_PREFIX
 from gpuschedd.state import Batch
+from gpuschedd.store.records import GpuRow
 from gpuschedd.views import UsedGpu
 
 log = logging.getLogger(__name__)

@@ -72,8 +72,6 @@ from gpuschedd.accounts import Accounts, is_system_account
 from gpuschedd.advice import beyond_limit
 from gpuschedd.advice import warnings_for as advice_for
 from gpuschedd.audience import WATCHERS_MAX, Audience, Watcher
-from gpuschedd.backup import Backups
-from gpuschedd.books import AuditRow, Event
 from gpuschedd.budget import Budget
 from gpuschedd.controller import Controller
 from gpuschedd.core import forecast
@@ -87,10 +85,12 @@ from gpuschedd.gpus import parent_index
 from gpuschedd.orders import Caller
 from gpuschedd.peaks import GpuUse
 from gpuschedd.peer import Peer, in_group, user_name
-from gpuschedd.reads import Reads
 from gpuschedd.state import Batch
 from gpuschedd.status import Status
-from gpuschedd.store import History
+from gpuschedd.store.backup import Backups
+from gpuschedd.store.database import History
+from gpuschedd.store.readers import Reads
+from gpuschedd.store.records import AuditRow, Event
 
 DENIALS_AN_HOUR_MAX = 100  # audit rows of denials per uid and hour; the rest is only counted
 EXPECTED_FIRST = 200

@@ -25,7 +25,6 @@ from gpuschedd.accounts import Accounts, unknown_names
 from gpuschedd.actions import Actions, Surroundings
 from gpuschedd.attribution import Attribution
 from gpuschedd.audience import Audience
-from gpuschedd.backup import Backups
 from gpuschedd.budget import Budget
 from gpuschedd.clock import Clock, SchedulerClock, SystemClock
 from gpuschedd.controller import Controller
@@ -40,7 +39,8 @@ from gpuschedd.server import Server
 from gpuschedd.simgpu import SimulatedGpus
 from gpuschedd.state import State, policy_of
 from gpuschedd.status import Look, RecentErrors, Status
-from gpuschedd.store import (
+from gpuschedd.store.backup import Backups
+from gpuschedd.store.database import (
     DATABASE_NAME,
     History,
     Store,

@@ -34,7 +34,6 @@ from gpusched_client.wire.protocol import (
     SubmitResult,
     UpdateRequest,
 )
-from gpuschedd.books import AuditRow, Payload, Submission
 from gpuschedd.core import admission, forecast
 from gpuschedd.core.lifecycle import CancelOrder, Dropped, Job
 from gpuschedd.core.model import (
@@ -47,6 +46,7 @@ from gpuschedd.core.model import (
 )
 from gpuschedd.holds import HOLD_CONFIG
 from gpuschedd.state import Batch
+from gpuschedd.store.records import AuditRow, Payload, Submission
 
 SIGNALS_MAX = 100  # pending signal orders of one job
 

@@ -11,19 +11,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from gpusched_client.terms import GpuUuid, JobId, JobState
-from gpuschedd.books import (
-    AccountRow,
-    Age,
-    AttemptEnd,
-    AuditRow,
-    Changes,
-    Event,
-    GpuRow,
-    Loaded,
-    Payload,
-    PromiseRow,
-    Submission,
-)
 from gpuschedd.config import Config
 from gpuschedd.core import admission
 from gpuschedd.core.fairshare import Accounts
@@ -44,7 +31,20 @@ from gpuschedd.core.model import (
 from gpuschedd.core.queues import Queues
 from gpuschedd.health import Remembered
 from gpuschedd.peaks import GpuUse
-from gpuschedd.store import RECENT_SUBMISSIONS_MAX
+from gpuschedd.store.database import RECENT_SUBMISSIONS_MAX
+from gpuschedd.store.records import (
+    AccountRow,
+    Age,
+    AttemptEnd,
+    AuditRow,
+    Changes,
+    Event,
+    GpuRow,
+    Loaded,
+    Payload,
+    PromiseRow,
+    Submission,
+)
 
 
 def policy_of(config: Config) -> Policy:

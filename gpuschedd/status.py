@@ -20,7 +20,7 @@ from gpuschedd import __version__
 from gpuschedd.clock import wall_s
 from gpuschedd.core.model import GpuState
 from gpuschedd.state import State
-from gpuschedd.store import DATABASE_NAME
+from gpuschedd.store.database import DATABASE_NAME
 
 KEPT_ERRORS_MAX = 50
 ERROR_CHARS_MAX = 1_000

@@ -25,7 +25,7 @@ IMPURE = frozenset(
 )
 #: module -> the only files that may import it.
 OWNERS = {
-    "sqlite3": {"gpuschedd/store.py"},
+    "sqlite3": {"gpuschedd/store/database.py"},
     "pynvml": {"gpuschedd/nvml_library.py"},
     "subprocess": {
         "gpuschedd/launcher.py",

@@ -9,9 +9,10 @@ import pytest
 
 from gpusched_client.errors import LimitReached
 from gpusched_client.wire.fields import Flaw
-from gpuschedd import budget, reads
+from gpuschedd import budget
 from gpuschedd.budget import Budget, cost_of
-from gpuschedd.reads import Reads
+from gpuschedd.store import readers as reads
+from gpuschedd.store.readers import Reads
 
 ALICE, BOB = 3001, 3002
 

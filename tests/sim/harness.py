@@ -19,7 +19,6 @@ from gpusched_client.errors import GpuschedError
 from gpusched_client.terms import GpuUuid, JobId
 from gpuschedd import config
 from gpuschedd.actions import Actions, Surroundings
-from gpuschedd.books import Changes, GpuRow
 from gpuschedd.clock import SchedulerClock
 from gpuschedd.controller import Controller
 from gpuschedd.core import admission
@@ -29,7 +28,8 @@ from gpuschedd.job_dir import Claim, Ended, Exit, Observation, Orders, Started
 from gpuschedd.orders import Caller
 from gpuschedd.runner import Key, Sighting
 from gpuschedd.state import State, policy_of
-from gpuschedd.store import Store, StoreFull
+from gpuschedd.store.database import Store, StoreFull
+from gpuschedd.store.records import Changes, GpuRow
 
 GIB = 2**30
 CARD = 24 * GIB

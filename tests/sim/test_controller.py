@@ -20,7 +20,7 @@ from gpuschedd.core.lifecycle import Job
 from gpuschedd.core.model import GpuState
 from gpuschedd.handlers import Handlers
 from gpuschedd.orders import Caller
-from gpuschedd.store import History
+from gpuschedd.store.database import History
 from gpuschedd.views import reason_for
 from tests.sim.harness import CARD, GIB, Host
 

@@ -16,7 +16,7 @@ from gpuschedd import orders
 from gpuschedd.audience import Audience
 from gpuschedd.budget import Budget
 from gpuschedd.handlers import VIEWS_AT_ONCE, Handlers
-from gpuschedd.store import History
+from gpuschedd.store.database import History
 from tests.sim.harness import Host
 
 JOBS = 3 * VIEWS_AT_ONCE

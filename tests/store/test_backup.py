@@ -11,9 +11,9 @@ import pytest
 
 from gpusched_client.errors import Conflict
 from gpusched_client.wire.protocol import BackupRequest
-from gpuschedd import backup
-from gpuschedd.backup import Backups
-from gpuschedd.store import DATABASE_NAME, Store
+from gpuschedd.store import backup
+from gpuschedd.store.backup import Backups
+from gpuschedd.store.database import DATABASE_NAME, Store
 
 
 def test_a_copy_whose_reader_left_while_it_was_made_is_gone(

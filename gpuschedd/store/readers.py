@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from gpusched_client.errors import LimitReached
-from gpuschedd.store import History, read
+from gpuschedd.store.database import History, read
 
 WAITING_PER_UID_MAX = 2_000
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from gpusched_client.errors import GpuschedError, StorageError
-from gpuschedd.books import Changes
-from gpuschedd.store import Store, StoreBroken
+from gpuschedd.store.database import Store, StoreBroken
+from gpuschedd.store.records import Changes
 from tests.sim.harness import Host
 from tests.support.daemon import DaemonProcess, clean_up, until
 

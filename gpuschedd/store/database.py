@@ -23,7 +23,13 @@ import msgpack
 
 from gpusched_client.errors import StorageError
 from gpusched_client.terms import Cause, GpuUuid, JobId, JobState
-from gpuschedd.books import (
+from gpuschedd.clock import ClockMark
+from gpuschedd.core.lifecycle import CancelOrder, Job
+from gpuschedd.core.model import Grant, Request, Topology
+from gpuschedd.health import Remembered
+from gpuschedd.peaks import GpuUse
+from gpuschedd.store.migrations import MIGRATIONS, NEWEST, Migration
+from gpuschedd.store.records import (
     AccountRow,
     Age,
     AttemptEnd,
@@ -37,12 +43,6 @@ from gpuschedd.books import (
     Submission,
     brief_of,
 )
-from gpuschedd.clock import ClockMark
-from gpuschedd.core.lifecycle import CancelOrder, Job
-from gpuschedd.core.model import Grant, Request, Topology
-from gpuschedd.health import Remembered
-from gpuschedd.migrations import MIGRATIONS, NEWEST, Migration
-from gpuschedd.peaks import GpuUse
 
 log = logging.getLogger(__name__)
 

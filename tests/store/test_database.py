@@ -9,12 +9,19 @@ from pathlib import Path
 import pytest
 
 from gpusched_client.terms import Cause, GpuUuid, JobId, JobState
-from gpuschedd import migrations
-from gpuschedd.books import Age, Brief, Changes, Event, Payload, brief_of
 from gpuschedd.clock import ClockMark
 from gpuschedd.core.lifecycle import CancelOrder, Gone, Job, Placed, Started, advance
 from gpuschedd.core.model import Grant, Request
-from gpuschedd.store import DATABASE_NAME, MARKER_NAME, History, Store, StoreBusy, StoreUnusable
+from gpuschedd.store import migrations
+from gpuschedd.store.database import (
+    DATABASE_NAME,
+    MARKER_NAME,
+    History,
+    Store,
+    StoreBusy,
+    StoreUnusable,
+)
+from gpuschedd.store.records import Age, Brief, Changes, Event, Payload, brief_of
 from tests.support.daemon import DaemonProcess, until
 
 GIB = 2**30
@@ -135,7 +142,7 @@ def test_a_migration_makes_a_backup_and_is_recorded(
     newest = migrations.NEWEST
     Store.open(tmp_path).close()
     step = migrations.Migration(newest + 1, "a test", ("CREATE TABLE extra (x INTEGER)",))
-    monkeypatch.setattr("gpuschedd.store.MIGRATIONS", (*migrations.MIGRATIONS, step))
+    monkeypatch.setattr("gpuschedd.store.database.MIGRATIONS", (*migrations.MIGRATIONS, step))
     Store.open(tmp_path).close()
     db = sqlite3.connect(tmp_path / DATABASE_NAME)
     versions = [row[0] for row in db.execute("SELECT version FROM migration ORDER BY version")]
@@ -148,7 +155,7 @@ def test_the_first_schema_becomes_the_newest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as first:
-        first.setattr("gpuschedd.store.MIGRATIONS", migrations.MIGRATIONS[:1])
+        first.setattr("gpuschedd.store.database.MIGRATIONS", migrations.MIGRATIONS[:1])
         Store.open(tmp_path).close()
     Store.open(tmp_path).close()
     db = sqlite3.connect(tmp_path / DATABASE_NAME)
@@ -275,7 +282,7 @@ def test_a_lock_held_by_another_program_is_waited_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An administrator's open transaction is no reason to end: nothing is written, then all is."""
-    monkeypatch.setattr("gpuschedd.store.BUSY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("gpuschedd.store.database.BUSY_TIMEOUT_S", 0.05)
     store = Store.open(tmp_path)
     changes = Changes(jobs={JobId(1): a_job()}, payloads={JobId(1): a_payload()})
     other = sqlite3.connect(tmp_path / DATABASE_NAME, isolation_level=None)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from gpusched_client.errors import Conflict, NotFound, StorageError
 from gpusched_client.wire.protocol import BACKUP_PIECE_BYTES, BackupRequest, BackupResult
-from gpuschedd.store import StoreFull, copy_database
+from gpuschedd.store.database import StoreFull, copy_database
 
 DIR_NAME = "backup"
 
