@@ -13,7 +13,6 @@ from typing import Protocol
 
 from gpusched_client.terms import GpuUuid, JobId, JobState
 from gpuschedd import devices, jobenv
-from gpuschedd.accounts import Accounts
 from gpuschedd.controller import Change, Committed, Controller
 from gpuschedd.core.lifecycle import Job
 from gpuschedd.gpus import GpuInfo
@@ -22,6 +21,7 @@ from gpuschedd.launcher import AccountGone, Bounds, LaunchDeferred, Launcher
 from gpuschedd.progress import NO_EVIDENCE, Evidence, take_sighting
 from gpuschedd.runner import DISOBEDIENCE_S, MakePlan, Plan, Runner, Sighting
 from gpuschedd.store.records import Payload
+from gpuschedd.system.accounts import Accounts
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,6 @@ from typing import Any
 from gpusched_client.errors import GpuschedError, Internal, StorageError, Unavailable
 from gpusched_client.terms import JobId, JobState
 from gpuschedd import holds
-from gpuschedd.clock import SchedulerClock
 from gpuschedd.config import Config
 from gpuschedd.core import fairshare
 from gpuschedd.core.fairshare import charge_rate, share_of
@@ -45,6 +44,7 @@ from gpuschedd.core.timeline import is_stuck
 from gpuschedd.state import Batch, State, age_of, apply, is_eligible, policy_of, waiting_for
 from gpuschedd.store.database import Store, StoreBroken, StoreFull
 from gpuschedd.store.records import AccountRow, Age, Changes, Event, PromiseRow
+from gpuschedd.system.clock import SchedulerClock
 
 log = logging.getLogger(__name__)
 

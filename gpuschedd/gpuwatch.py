@@ -15,7 +15,6 @@ from functools import partial
 
 from gpusched_client.terms import GpuUuid, JobId
 from gpuschedd.attribution import Attribution, JobKey
-from gpuschedd.clock import boottime_s
 from gpuschedd.config import Config
 from gpuschedd.controller import Controller
 from gpuschedd.core import admission
@@ -48,6 +47,7 @@ from gpuschedd.progress import Evidence
 from gpuschedd.simgpu import UUID_PREFIX
 from gpuschedd.state import Batch
 from gpuschedd.store.records import GpuRow
+from gpuschedd.system.clock import boottime_s
 from gpuschedd.views import UsedGpu
 
 log = logging.getLogger(__name__)

@@ -68,7 +68,6 @@ from gpusched_client.wire.protocol import (
     WatchResult,
 )
 from gpuschedd import __version__, holds, orders, views
-from gpuschedd.accounts import Accounts, is_system_account
 from gpuschedd.advice import beyond_limit
 from gpuschedd.advice import warnings_for as advice_for
 from gpuschedd.audience import WATCHERS_MAX, Audience, Watcher
@@ -91,6 +90,7 @@ from gpuschedd.store.backup import Backups
 from gpuschedd.store.database import History
 from gpuschedd.store.readers import Reads
 from gpuschedd.store.records import AuditRow, Event
+from gpuschedd.system.accounts import Accounts, is_system_account
 
 DENIALS_AN_HOUR_MAX = 100  # audit rows of denials per uid and hour; the rest is only counted
 EXPECTED_FIRST = 200

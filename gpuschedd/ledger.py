@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 
 from gpusched_client.terms import GpuUuid, JobId
 from gpuschedd.attribution import JobKey, Stranger
-from gpuschedd.clock import boottime_s
 from gpuschedd.config import ProcessRule, Sharing
 from gpuschedd.core.model import Gpu, GpuState
 from gpuschedd.gpus import GpuInfo, GpuProcess, GpuReading, Sample
 from gpuschedd.peaks import Seen
+from gpuschedd.system.clock import boottime_s
 
 MIB = 2**20
 STEP_BYTES = 16 * MIB  # ownerless memory wobbles: counted in such steps, rounded up

@@ -20,20 +20,17 @@ import click
 from gpusched_client import paths
 from gpusched_client.errors import GpuschedError, StorageError
 from gpusched_client.simulation import DIRECTORY_NAME, SYSTEM_DIR
-from gpuschedd import __version__, config, holds, install, places
-from gpuschedd.accounts import Accounts, unknown_names
+from gpuschedd import __version__, config, holds
 from gpuschedd.actions import Actions, Surroundings
 from gpuschedd.attribution import Attribution
 from gpuschedd.audience import Audience
 from gpuschedd.budget import Budget
-from gpuschedd.clock import Clock, SchedulerClock, SystemClock
 from gpuschedd.controller import Controller
 from gpuschedd.core import fairshare
 from gpuschedd.gpus import GpuSource
 from gpuschedd.gpuwatch import GpuWatch
 from gpuschedd.handlers import Handlers, Outlook
 from gpuschedd.launcher import DirectLauncher, Launcher
-from gpuschedd.notify import ServiceManager, passed_socket
 from gpuschedd.replay.command import replay
 from gpuschedd.server import Server
 from gpuschedd.simgpu import SimulatedGpus
@@ -50,6 +47,11 @@ from gpuschedd.store.database import (
     StoreVanished,
 )
 from gpuschedd.supervisor import STORAGE_ERRNOS, closed_by
+from gpuschedd.system import install
+from gpuschedd.system import state_dir as places
+from gpuschedd.system.accounts import Accounts, unknown_names
+from gpuschedd.system.clock import Clock, SchedulerClock, SystemClock
+from gpuschedd.system.sd_notify import ServiceManager, passed_socket
 from gpuschedd.systemd_launcher import SystemdLauncher
 
 log = logging.getLogger("gpuschedd")

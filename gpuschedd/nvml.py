@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from gpusched_client.terms import GpuUuid
-from gpuschedd.clock import boottime_s, wall_s, wall_text
 from gpuschedd.config import Nvml
 from gpuschedd.gpus import (
     Accounts,
@@ -40,6 +39,7 @@ from gpuschedd.gpus import (
 )
 from gpuschedd.nvml_child import FRAME_BYTES_MAX, LENGTH, PROCESS_NAME, frame
 from gpuschedd.nvml_library import PAGE, PAGE_BYTES
+from gpuschedd.system.clock import boottime_s, wall_s, wall_text
 
 log = logging.getLogger(__name__)
 

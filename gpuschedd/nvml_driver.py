@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from gpuschedd import nvml_topology
-from gpuschedd.clock import wall_s
 from gpuschedd.nvml_library import (
     ARGUMENT_VERSION_MISMATCH,
     DRIVER_NOT_LOADED,
@@ -37,6 +36,7 @@ from gpuschedd.nvml_library import (
     Failed,
     Library,
 )
+from gpuschedd.system.clock import wall_s
 
 MIB = 2**20
 SHUTDOWNS_MAX = 100  # an unbalanced init is undone so often

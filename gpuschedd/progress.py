@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from gpusched_client.terms import Cause, JobState
-from gpuschedd.clock import SchedulerClock
 from gpuschedd.core.lifecycle import Dropped, Gone, Job, MainEnded, NeverRan, Retried, Started
 from gpuschedd.core.recovery import ClaimKind, Recovery, recover
 from gpuschedd.holds import HOLD_ACCOUNT
@@ -19,6 +18,7 @@ from gpuschedd.retry import next_request
 from gpuschedd.runner import Sighting
 from gpuschedd.state import Batch
 from gpuschedd.store.records import AttemptEnd
+from gpuschedd.system.clock import SchedulerClock
 
 BACKOFF_S = (1.0, 5.0, 25.0)  # before the next launch; then the job is held
 DEFERRED_S = 5.0  # before the next try where the host was at fault

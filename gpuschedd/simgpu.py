@@ -12,9 +12,9 @@ from gpusched_client import simulation as simclaims
 from gpusched_client.errors import Invalid
 from gpusched_client.terms import GpuUuid
 from gpusched_client.units import parse_bytes
-from gpuschedd.clock import boottime_s
 from gpuschedd.gpus import Accounts, GpuInfo, GpuProcess, GpuReading, Sample, Want
-from gpuschedd.places import make_directory
+from gpuschedd.system.clock import boottime_s
+from gpuschedd.system.state_dir import make_directory
 
 SIMULATED_GPUS_MAX = 1_024
 UUID_PREFIX = "GPU-51300000-"

@@ -17,10 +17,10 @@ from gpusched_client.terms import JobState
 from gpusched_client.units import bytes_text
 from gpusched_client.wire.protocol import LoggedProblem, StatusResult
 from gpuschedd import __version__
-from gpuschedd.clock import wall_s
 from gpuschedd.core.model import GpuState
 from gpuschedd.state import State
 from gpuschedd.store.database import DATABASE_NAME
+from gpuschedd.system.clock import wall_s
 
 KEPT_ERRORS_MAX = 50
 ERROR_CHARS_MAX = 1_000

@@ -10,7 +10,6 @@ from gpusched_client.terms import GpuUuid, JobId, JobState, PendingReason
 from gpusched_client.units import bytes_text
 from gpusched_client.wire import protocol
 from gpusched_client.wire.protocol import GpuUseView, GpuView, JobEvent, JobView
-from gpuschedd.clock import SchedulerClock
 from gpuschedd.core.lifecycle import Job
 from gpuschedd.core.model import ExpectedStart, Gpu, Reason
 from gpuschedd.core.plan import reason_of
@@ -20,6 +19,7 @@ from gpuschedd.orders import limit_on_wire
 from gpuschedd.peaks import GpuUse, next_vram_bytes, peak_of, verdict
 from gpuschedd.state import State
 from gpuschedd.store.records import Brief, Event, Payload
+from gpuschedd.system.clock import SchedulerClock
 
 COMMAND_CHARS_MAX = 300
 

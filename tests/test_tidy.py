@@ -30,13 +30,13 @@ OWNERS = {
     "subprocess": {
         "gpuschedd/launcher.py",
         "gpuschedd/systemd_launcher.py",
-        "gpuschedd/install.py",
+        "gpuschedd/system/install.py",
         "gpuschedd/nvml.py",
         "gpuschedd/supervisor.py",
     },
 }
 #: The supervisor stands alone, without the package around it.
-CLOCK_OWNERS = {"gpuschedd/clock.py", "gpuschedd/supervisor.py"}
+CLOCK_OWNERS = {"gpuschedd/system/clock.py", "gpuschedd/supervisor.py"}
 CLOCK_READINGS = frozenset(
     {
         *(("time", name) for name in ("time", "time_ns", "clock_gettime", "clock_gettime_ns")),

@@ -23,7 +23,6 @@ import msgpack
 
 from gpusched_client.errors import StorageError
 from gpusched_client.terms import Cause, GpuUuid, JobId, JobState
-from gpuschedd.clock import ClockMark
 from gpuschedd.core.lifecycle import CancelOrder, Job
 from gpuschedd.core.model import Grant, Request, Topology
 from gpuschedd.health import Remembered
@@ -43,6 +42,7 @@ from gpuschedd.store.records import (
     Submission,
     brief_of,
 )
+from gpuschedd.system.clock import ClockMark
 
 log = logging.getLogger(__name__)
 

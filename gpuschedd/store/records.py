@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpusched_client.terms import GpuUuid, JobId
-from gpuschedd.clock import ClockMark
 from gpuschedd.core.lifecycle import Job
 from gpuschedd.health import Remembered
 from gpuschedd.peaks import GpuUse
+from gpuschedd.system.clock import ClockMark
 
 BRIEF_WORDS_MAX, BRIEF_BYTES_MAX = 64, 1_024
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from gpuschedd import devices, main, places, systemd_launcher
+from gpuschedd import devices, main, systemd_launcher
 from gpuschedd.job_dir import JobDir
 from gpuschedd.launcher import Bounds, LaunchDeferred, Launcher, LaunchFailed
+from gpuschedd.system import state_dir as places
 from gpuschedd.systemd_launcher import SystemdLauncher
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from gpuschedd import install
 from gpuschedd.job_dir import JobDir
+from gpuschedd.system import install
 from tests.support.daemon import DaemonProcess, daemon_in, until
 
 

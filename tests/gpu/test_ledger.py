@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from gpusched_client.terms import GpuUuid
-from gpuschedd.clock import boottime_s
 from gpuschedd.gpus import GpuInfo, GpuProcess, GpuReading, Sample
 from gpuschedd.peaks import UseMeter
+from gpuschedd.system.clock import boottime_s
 from tests.support.gpus import GIB, MIB, Judge, headroom, held, key
 
 UUID = GpuUuid("GPU-1")

@@ -19,7 +19,6 @@ from gpusched_client.errors import GpuschedError
 from gpusched_client.terms import GpuUuid, JobId
 from gpuschedd import config
 from gpuschedd.actions import Actions, Surroundings
-from gpuschedd.clock import SchedulerClock
 from gpuschedd.controller import Controller
 from gpuschedd.core import admission
 from gpuschedd.core.fairshare import Accounts
@@ -30,6 +29,7 @@ from gpuschedd.runner import Key, Sighting
 from gpuschedd.state import State, policy_of
 from gpuschedd.store.database import Store, StoreFull
 from gpuschedd.store.records import Changes, GpuRow
+from gpuschedd.system.clock import SchedulerClock
 
 GIB = 2**30
 CARD = 24 * GIB

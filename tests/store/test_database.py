@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from gpusched_client.terms import Cause, GpuUuid, JobId, JobState
-from gpuschedd.clock import ClockMark
 from gpuschedd.core.lifecycle import CancelOrder, Gone, Job, Placed, Started, advance
 from gpuschedd.core.model import Grant, Request
 from gpuschedd.store import migrations
@@ -22,6 +21,7 @@ from gpuschedd.store.database import (
     StoreUnusable,
 )
 from gpuschedd.store.records import Age, Brief, Changes, Event, Payload, brief_of
+from gpuschedd.system.clock import ClockMark
 from tests.support.daemon import DaemonProcess, until
 
 GIB = 2**30

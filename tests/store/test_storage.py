@@ -15,9 +15,9 @@ import pytest
 
 from gpusched_client.errors import GpuschedError, StorageError
 from gpusched_client.terms import JobState
-from gpuschedd.clock import ClockMark
 from gpuschedd.store.database import Store, StoreFull
 from gpuschedd.store.records import Changes, Submission
+from gpuschedd.system.clock import ClockMark
 from tests.support.daemon import DaemonProcess, clean_up, until
 
 pytestmark = pytest.mark.root

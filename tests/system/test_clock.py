@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpusched_client.terms import JobState
-from gpuschedd.clock import BOOT_GAP_MAX_S, ClockMark, SchedulerClock
+from gpuschedd.system.clock import BOOT_GAP_MAX_S, ClockMark, SchedulerClock
 from tests.support.daemon import DaemonProcess, clean_up, until
 
 YEAR_S = 365 * 86_400

@@ -48,7 +48,7 @@ class Step:
 
 def share_dir() -> Path:
     """The folder `systemd/` of the checkout or of the installed distribution."""
-    checkout = Path(__file__).resolve().parent.parent / "systemd"
+    checkout = Path(__file__).resolve().parents[2] / "systemd"
     if checkout.is_dir():
         return checkout
     installed = Path(sysconfig.get_path("data")) / "share" / "gpuschedd" / "systemd"
@@ -62,7 +62,7 @@ def share_dir() -> Path:
 
 def check_venv() -> None:
     """Refuse where the service or users cannot read what runs, or others could replace it."""
-    places = {Path(sys.prefix), Path(sys.base_prefix), Path(__file__).resolve().parent}
+    places = {Path(sys.prefix), Path(sys.base_prefix), Path(__file__).resolve().parents[1]}
     places |= set(_links(Path(sys.executable)))
     for place in sorted(places):
         problem = problem_with(place)

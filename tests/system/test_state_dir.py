@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuschedd.places import make_directory
 from gpuschedd.simgpu import SimulatedGpus
+from gpuschedd.system.state_dir import make_directory
 
 
 @pytest.fixture(autouse=True)
