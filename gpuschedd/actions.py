@@ -14,7 +14,7 @@ from typing import Protocol
 from gpusched_client.terms import GpuUuid, JobId, JobState
 from gpuschedd import devices, jobenv
 from gpuschedd.controller import Change, Committed, Controller
-from gpuschedd.core.lifecycle import Job
+from gpuschedd.core.job import Job
 from gpuschedd.gpus import GpuInfo
 from gpuschedd.job_dir import Cancel, Orders, Spec
 from gpuschedd.launcher import AccountGone, Bounds, LaunchDeferred, Launcher

@@ -22,7 +22,7 @@ from gpuschedd import holds
 from gpuschedd.config import Config
 from gpuschedd.core import fairshare
 from gpuschedd.core.fairshare import charge_rate, share_of
-from gpuschedd.core.lifecycle import Job, Placed
+from gpuschedd.core.job import Job, Placed
 from gpuschedd.core.model import (
     Gpu,
     Plan,

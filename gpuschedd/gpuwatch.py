@@ -18,7 +18,7 @@ from gpuschedd.attribution import Attribution, JobKey
 from gpuschedd.config import Config
 from gpuschedd.controller import Controller
 from gpuschedd.core import admission
-from gpuschedd.core.lifecycle import Job
+from gpuschedd.core.job import Job
 from gpuschedd.core.model import Gpu, GpuState, Grant
 from gpuschedd.gpus import (
     Accounts,

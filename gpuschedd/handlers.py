@@ -68,14 +68,14 @@ from gpusched_client.wire.protocol import (
     WatchResult,
 )
 from gpuschedd import __version__, holds, orders, views
-from gpuschedd.advice import beyond_limit
-from gpuschedd.advice import warnings_for as advice_for
 from gpuschedd.audience import WATCHERS_MAX, Audience, Watcher
 from gpuschedd.budget import Budget
 from gpuschedd.controller import Controller
 from gpuschedd.core import forecast
+from gpuschedd.core.advice import beyond_limit
+from gpuschedd.core.advice import warnings_for as advice_for
 from gpuschedd.core.fairshare import share_of
-from gpuschedd.core.lifecycle import Job
+from gpuschedd.core.job import Job
 from gpuschedd.core.model import ExpectedStart, GpuState, Plan, Policy, Snapshot
 from gpuschedd.core.plan import plan as make_plan
 from gpuschedd.core.plan import reason_of

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
 from gpusched_client.terms import JobId, JobState
-from gpuschedd.core.lifecycle import Job
+from gpuschedd.core.job import Job
 from gpuschedd.state import Batch
 
 HOLD_ACCOUNT = "account"  # name and uid belong together no more

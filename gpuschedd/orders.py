@@ -35,7 +35,7 @@ from gpusched_client.wire.protocol import (
     UpdateRequest,
 )
 from gpuschedd.core import admission, forecast
-from gpuschedd.core.lifecycle import CancelOrder, Dropped, Job
+from gpuschedd.core.job import CancelOrder, Dropped, Job
 from gpuschedd.core.model import (
     AdmittedRequest,
     PromiseException,

@@ -14,7 +14,7 @@ from gpusched_client.terms import GpuUuid, JobId, JobState
 from gpuschedd.config import Config
 from gpuschedd.core import admission
 from gpuschedd.core.fairshare import Accounts
-from gpuschedd.core.lifecycle import Job, JobEvent, advance
+from gpuschedd.core.job import Job, JobEvent, advance
 from gpuschedd.core.model import (
     Backfill,
     Gpu,

@@ -10,7 +10,7 @@ from gpusched_client.terms import GpuUuid, JobId, JobState, PendingReason
 from gpusched_client.units import bytes_text
 from gpusched_client.wire import protocol
 from gpusched_client.wire.protocol import GpuUseView, GpuView, JobEvent, JobView
-from gpuschedd.core.lifecycle import Job
+from gpuschedd.core.job import Job
 from gpuschedd.core.model import ExpectedStart, Gpu, Reason
 from gpuschedd.core.plan import reason_of
 from gpuschedd.holds import HOLD_ACCOUNT, HOLD_CONFIG

@@ -23,7 +23,7 @@ import msgpack
 
 from gpusched_client.errors import StorageError
 from gpusched_client.terms import Cause, GpuUuid, JobId, JobState
-from gpuschedd.core.lifecycle import CancelOrder, Job
+from gpuschedd.core.job import CancelOrder, Job
 from gpuschedd.core.model import Grant, Request, Topology
 from gpuschedd.health import Remembered
 from gpuschedd.peaks import GpuUse

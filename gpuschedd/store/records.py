@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpusched_client.terms import GpuUuid, JobId
-from gpuschedd.core.lifecycle import Job
+from gpuschedd.core.job import Job
 from gpuschedd.health import Remembered
 from gpuschedd.peaks import GpuUse
 from gpuschedd.system.clock import ClockMark

@@ -16,7 +16,7 @@ from gpusched_client.terms import JobId, JobState, PendingReason
 from gpusched_client.wire.protocol import CancelRequest, JobRequest, SubmitRequest, UpdateRequest
 from gpuschedd import orders, state
 from gpuschedd.budget import Budget
-from gpuschedd.core.lifecycle import Job
+from gpuschedd.core.job import Job
 from gpuschedd.core.model import GpuState
 from gpuschedd.handlers import Handlers
 from gpuschedd.orders import Caller

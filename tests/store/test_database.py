@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpusched_client.terms import Cause, GpuUuid, JobId, JobState
-from gpuschedd.core.lifecycle import CancelOrder, Gone, Job, Placed, Started, advance
+from gpuschedd.core.job import CancelOrder, Gone, Job, Placed, Started, advance
 from gpuschedd.core.model import Grant, Request
 from gpuschedd.store import migrations
 from gpuschedd.store.database import (

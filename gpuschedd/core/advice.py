@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gpuschedd.core.lifecycle import Job
+from gpuschedd.core.job import Job
 from gpuschedd.core.model import Gpu, GpuState, Policy, Request
 from gpuschedd.core.reasons import gib, plural
 from gpuschedd.core.timeline import model_matches
