@@ -13,12 +13,12 @@ from typing import Protocol
 
 from gpusched_client.terms import GpuUuid, JobId, JobState
 from gpuschedd import devices, jobenv
-from gpuschedd.controller import Change, Committed, Controller
 from gpuschedd.core.job import Job
 from gpuschedd.gpus import GpuInfo
 from gpuschedd.job_dir import Cancel, Orders, Spec
+from gpuschedd.jobs.attempts import NO_EVIDENCE, Evidence, take_sighting
+from gpuschedd.jobs.controller import Change, Committed, Controller
 from gpuschedd.launcher import AccountGone, Bounds, LaunchDeferred, Launcher
-from gpuschedd.progress import NO_EVIDENCE, Evidence, take_sighting
 from gpuschedd.runner import DISOBEDIENCE_S, MakePlan, Plan, Runner, Sighting
 from gpuschedd.store.records import Payload
 from gpuschedd.system.accounts import Accounts

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from gpusched_client.terms import JobId
 from gpusched_client.wire.protocol import EVENTS_DROPPED
-from gpuschedd.controller import Committed
+from gpuschedd.jobs.controller import Committed
 from gpuschedd.store.records import Event
 
 WATCHERS_MAX = 1_000

@@ -16,7 +16,6 @@ from functools import partial
 from gpusched_client.terms import GpuUuid, JobId
 from gpuschedd.attribution import Attribution, JobKey
 from gpuschedd.config import Config
-from gpuschedd.controller import Controller
 from gpuschedd.core import admission
 from gpuschedd.core.job import Job
 from gpuschedd.core.model import Gpu, GpuState, Grant
@@ -41,11 +40,12 @@ from gpuschedd.health import (
     rules_of,
     xid_text,
 )
+from gpuschedd.jobs.attempts import Evidence
+from gpuschedd.jobs.controller import Controller
+from gpuschedd.jobs.state import Batch
 from gpuschedd.ledger import Facts, Holding, Ledger, Standing, Violation
 from gpuschedd.peaks import UseMeter
-from gpuschedd.progress import Evidence
 from gpuschedd.simgpu import UUID_PREFIX
-from gpuschedd.state import Batch
 from gpuschedd.store.records import GpuRow
 from gpuschedd.system.clock import boottime_s
 from gpuschedd.views import UsedGpu

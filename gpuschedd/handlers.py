@@ -67,10 +67,9 @@ from gpusched_client.wire.protocol import (
     WatchRequest,
     WatchResult,
 )
-from gpuschedd import __version__, holds, orders, views
+from gpuschedd import __version__, views
 from gpuschedd.audience import WATCHERS_MAX, Audience, Watcher
 from gpuschedd.budget import Budget
-from gpuschedd.controller import Controller
 from gpuschedd.core import forecast
 from gpuschedd.core.advice import beyond_limit
 from gpuschedd.core.advice import warnings_for as advice_for
@@ -81,10 +80,12 @@ from gpuschedd.core.plan import plan as make_plan
 from gpuschedd.core.plan import reason_of
 from gpuschedd.core.priority import queue_order
 from gpuschedd.gpus import parent_index
-from gpuschedd.orders import Caller
+from gpuschedd.jobs import holds, orders
+from gpuschedd.jobs.controller import Controller
+from gpuschedd.jobs.orders import Caller
+from gpuschedd.jobs.state import Batch
 from gpuschedd.peaks import GpuUse
 from gpuschedd.peer import Peer, in_group, user_name
-from gpuschedd.state import Batch
 from gpuschedd.status import Status
 from gpuschedd.store.backup import Backups
 from gpuschedd.store.database import History

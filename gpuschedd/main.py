@@ -20,21 +20,22 @@ import click
 from gpusched_client import paths
 from gpusched_client.errors import GpuschedError, StorageError
 from gpusched_client.simulation import DIRECTORY_NAME, SYSTEM_DIR
-from gpuschedd import __version__, config, holds
+from gpuschedd import __version__, config
 from gpuschedd.actions import Actions, Surroundings
 from gpuschedd.attribution import Attribution
 from gpuschedd.audience import Audience
 from gpuschedd.budget import Budget
-from gpuschedd.controller import Controller
 from gpuschedd.core import fairshare
 from gpuschedd.gpus import GpuSource
 from gpuschedd.gpuwatch import GpuWatch
 from gpuschedd.handlers import Handlers, Outlook
+from gpuschedd.jobs import holds
+from gpuschedd.jobs.controller import Controller
+from gpuschedd.jobs.state import State, policy_of
 from gpuschedd.launcher import DirectLauncher, Launcher
 from gpuschedd.replay.command import replay
 from gpuschedd.server import Server
 from gpuschedd.simgpu import SimulatedGpus
-from gpuschedd.state import State, policy_of
 from gpuschedd.status import Look, RecentErrors, Status
 from gpuschedd.store.backup import Backups
 from gpuschedd.store.database import (
@@ -406,7 +407,7 @@ class Daemon:
 
 def log_events(committed: object) -> None:
     """One line per event. Never environments, never command lines."""
-    from gpuschedd.controller import Committed
+    from gpuschedd.jobs.controller import Committed
 
     assert isinstance(committed, Committed)
     for _, event in committed.events:

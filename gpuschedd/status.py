@@ -18,7 +18,7 @@ from gpusched_client.units import bytes_text
 from gpusched_client.wire.protocol import LoggedProblem, StatusResult
 from gpuschedd import __version__
 from gpuschedd.core.model import GpuState
-from gpuschedd.state import State
+from gpuschedd.jobs.state import State
 from gpuschedd.store.database import DATABASE_NAME
 from gpuschedd.system.clock import wall_s
 

@@ -19,14 +19,14 @@ from gpusched_client.errors import GpuschedError
 from gpusched_client.terms import GpuUuid, JobId
 from gpuschedd import config
 from gpuschedd.actions import Actions, Surroundings
-from gpuschedd.controller import Controller
 from gpuschedd.core import admission
 from gpuschedd.core.fairshare import Accounts
 from gpuschedd.core.model import Gpu
 from gpuschedd.job_dir import Claim, Ended, Exit, Observation, Orders, Started
-from gpuschedd.orders import Caller
+from gpuschedd.jobs.controller import Controller
+from gpuschedd.jobs.orders import Caller
+from gpuschedd.jobs.state import State, policy_of
 from gpuschedd.runner import Key, Sighting
-from gpuschedd.state import State, policy_of
 from gpuschedd.store.database import Store, StoreFull
 from gpuschedd.store.records import Changes, GpuRow
 from gpuschedd.system.clock import SchedulerClock

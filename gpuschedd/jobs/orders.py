@@ -44,8 +44,8 @@ from gpuschedd.core.model import (
     Snapshot,
     Topology,
 )
-from gpuschedd.holds import HOLD_CONFIG
-from gpuschedd.state import Batch
+from gpuschedd.jobs.holds import HOLD_CONFIG
+from gpuschedd.jobs.state import Batch
 from gpuschedd.store.records import AuditRow, Payload, Submission
 
 SIGNALS_MAX = 100  # pending signal orders of one job

@@ -18,7 +18,6 @@ from typing import Any
 
 from gpusched_client.errors import GpuschedError, Internal, StorageError, Unavailable
 from gpusched_client.terms import JobId, JobState
-from gpuschedd import holds
 from gpuschedd.config import Config
 from gpuschedd.core import fairshare
 from gpuschedd.core.fairshare import charge_rate, share_of
@@ -41,7 +40,8 @@ from gpuschedd.core.plan import plan as make_plan
 from gpuschedd.core.queues import rested
 from gpuschedd.core.snapshot import build_snapshot
 from gpuschedd.core.timeline import is_stuck
-from gpuschedd.state import Batch, State, age_of, apply, is_eligible, policy_of, waiting_for
+from gpuschedd.jobs import holds
+from gpuschedd.jobs.state import Batch, State, age_of, apply, is_eligible, policy_of, waiting_for
 from gpuschedd.store.database import Store, StoreBroken, StoreFull
 from gpuschedd.store.records import AccountRow, Age, Changes, Event, PromiseRow
 from gpuschedd.system.clock import SchedulerClock

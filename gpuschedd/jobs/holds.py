@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from gpusched_client.terms import JobId, JobState
 from gpuschedd.core.job import Job
-from gpuschedd.state import Batch
+from gpuschedd.jobs.state import Batch
 
 HOLD_ACCOUNT = "account"  # name and uid belong together no more
 HOLD_CONFIG = "config"  # jobs.users does not name its user any more

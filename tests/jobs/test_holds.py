@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from gpuschedd import holds, main
+from gpuschedd import main
+from gpuschedd.jobs import holds
 
 
 def test_a_look_for_accounts_that_fails_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
