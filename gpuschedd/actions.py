@@ -14,7 +14,7 @@ from typing import Protocol
 from gpusched_client.terms import GpuUuid, JobId, JobState
 from gpuschedd import devices, jobenv
 from gpuschedd.core.job import Job
-from gpuschedd.gpus import GpuInfo
+from gpuschedd.gpu.source import GpuInfo
 from gpuschedd.job_dir import Cancel, Orders, Spec
 from gpuschedd.jobs.attempts import NO_EVIDENCE, Evidence, take_sighting
 from gpuschedd.jobs.controller import Change, Committed, Controller

@@ -16,7 +16,7 @@ from typing import Any
 
 from gpusched_client.errors import Invalid
 from gpusched_client.units import UNLIMITED_S, parse_bytes, parse_duration
-from gpuschedd.simgpu import parse_host
+from gpuschedd.gpu.simulated.source import parse_host
 
 CONFIG_BYTES_MAX = 256 * 1024
 SECONDS_MAX = 10 * 365 * 86_400  # of a duration

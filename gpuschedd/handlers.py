@@ -79,12 +79,12 @@ from gpuschedd.core.model import ExpectedStart, GpuState, Plan, Policy, Snapshot
 from gpuschedd.core.plan import plan as make_plan
 from gpuschedd.core.plan import reason_of
 from gpuschedd.core.priority import queue_order
-from gpuschedd.gpus import parent_index
+from gpuschedd.gpu.metering import GpuUse
+from gpuschedd.gpu.source import parent_index
 from gpuschedd.jobs import holds, orders
 from gpuschedd.jobs.controller import Controller
 from gpuschedd.jobs.orders import Caller
 from gpuschedd.jobs.state import Batch
-from gpuschedd.peaks import GpuUse
 from gpuschedd.peer import Peer, in_group, user_name
 from gpuschedd.status import Status
 from gpuschedd.store.backup import Backups

@@ -22,12 +22,13 @@ from gpusched_client.errors import GpuschedError, StorageError
 from gpusched_client.simulation import DIRECTORY_NAME, SYSTEM_DIR
 from gpuschedd import __version__, config
 from gpuschedd.actions import Actions, Surroundings
-from gpuschedd.attribution import Attribution
 from gpuschedd.audience import Audience
 from gpuschedd.budget import Budget
 from gpuschedd.core import fairshare
-from gpuschedd.gpus import GpuSource
-from gpuschedd.gpuwatch import GpuWatch
+from gpuschedd.gpu.attribution import Attribution
+from gpuschedd.gpu.monitor import GpuWatch
+from gpuschedd.gpu.simulated.source import SimulatedGpus
+from gpuschedd.gpu.source import GpuSource
 from gpuschedd.handlers import Handlers, Outlook
 from gpuschedd.jobs import holds
 from gpuschedd.jobs.controller import Controller
@@ -35,7 +36,6 @@ from gpuschedd.jobs.state import State, policy_of
 from gpuschedd.launcher import DirectLauncher, Launcher
 from gpuschedd.replay.command import replay
 from gpuschedd.server import Server
-from gpuschedd.simgpu import SimulatedGpus
 from gpuschedd.status import Look, RecentErrors, Status
 from gpuschedd.store.backup import Backups
 from gpuschedd.store.database import (
@@ -188,7 +188,7 @@ class Daemon:
     def _source(self, sim_dir: Path | None) -> GpuSource:
         if sim_dir is not None:
             return SimulatedGpus(self.settings.simulate, sim_dir, shared=self.options.is_system)
-        from gpuschedd.nvml import NvmlGpus
+        from gpuschedd.gpu.nvidia.source import NvmlGpus
 
         return NvmlGpus(lambda: self.settings.nvml)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gpusched_client.terms import JobId
-from gpuschedd.attribution import Supervisor
+from gpuschedd.gpu.attribution import Supervisor
 from gpuschedd.job_dir import (
     JobDir,
     JobDirCorrupt,

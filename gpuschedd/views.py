@@ -13,11 +13,11 @@ from gpusched_client.wire.protocol import GpuUseView, GpuView, JobEvent, JobView
 from gpuschedd.core.job import Job
 from gpuschedd.core.model import ExpectedStart, Gpu, Reason
 from gpuschedd.core.plan import reason_of
+from gpuschedd.gpu.metering import GpuUse, next_vram_bytes, peak_of, verdict
 from gpuschedd.jobenv import DEFAULT_OUTPUT
 from gpuschedd.jobs.holds import HOLD_ACCOUNT, HOLD_CONFIG
 from gpuschedd.jobs.orders import limit_on_wire
 from gpuschedd.jobs.state import State
-from gpuschedd.peaks import GpuUse, next_vram_bytes, peak_of, verdict
 from gpuschedd.store.records import Brief, Event, Payload
 from gpuschedd.system.clock import SchedulerClock
 

@@ -26,12 +26,12 @@ IMPURE = frozenset(
 #: module -> the only files that may import it.
 OWNERS = {
     "sqlite3": {"gpuschedd/store/database.py"},
-    "pynvml": {"gpuschedd/nvml_library.py"},
+    "pynvml": {"gpuschedd/gpu/nvidia/library.py"},
     "subprocess": {
         "gpuschedd/launcher.py",
         "gpuschedd/systemd_launcher.py",
         "gpuschedd/system/install.py",
-        "gpuschedd/nvml.py",
+        "gpuschedd/gpu/nvidia/source.py",
         "gpuschedd/supervisor.py",
     },
 }

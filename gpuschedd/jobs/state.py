@@ -29,8 +29,8 @@ from gpuschedd.core.model import (
     Waiting,
 )
 from gpuschedd.core.queues import Queues
-from gpuschedd.health import Remembered
-from gpuschedd.peaks import GpuUse
+from gpuschedd.gpu.health import Remembered
+from gpuschedd.gpu.metering import GpuUse
 from gpuschedd.store.database import RECENT_SUBMISSIONS_MAX
 from gpuschedd.store.records import (
     AccountRow,

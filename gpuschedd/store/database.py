@@ -25,8 +25,8 @@ from gpusched_client.errors import StorageError
 from gpusched_client.terms import Cause, GpuUuid, JobId, JobState
 from gpuschedd.core.job import CancelOrder, Job
 from gpuschedd.core.model import Grant, Request, Topology
-from gpuschedd.health import Remembered
-from gpuschedd.peaks import GpuUse
+from gpuschedd.gpu.health import Remembered
+from gpuschedd.gpu.metering import GpuUse
 from gpuschedd.store.migrations import MIGRATIONS, NEWEST, Migration
 from gpuschedd.store.records import (
     AccountRow,

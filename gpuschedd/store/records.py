@@ -12,8 +12,8 @@ from typing import Any
 
 from gpusched_client.terms import GpuUuid, JobId
 from gpuschedd.core.job import Job
-from gpuschedd.health import Remembered
-from gpuschedd.peaks import GpuUse
+from gpuschedd.gpu.health import Remembered
+from gpuschedd.gpu.metering import GpuUse
 from gpuschedd.system.clock import ClockMark
 
 BRIEF_WORDS_MAX, BRIEF_BYTES_MAX = 64, 1_024

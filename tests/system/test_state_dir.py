@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuschedd.simgpu import SimulatedGpus
+from gpuschedd.gpu.simulated.source import SimulatedGpus
 from gpuschedd.system.state_dir import make_directory
 
 

@@ -12,7 +12,7 @@ from gpusched_client import simulation as simclaims
 from gpusched_client.errors import Invalid
 from gpusched_client.terms import GpuUuid
 from gpusched_client.units import parse_bytes
-from gpuschedd.gpus import Accounts, GpuInfo, GpuProcess, GpuReading, Sample, Want
+from gpuschedd.gpu.source import Accounts, GpuInfo, GpuProcess, GpuReading, Sample, Want
 from gpuschedd.system.clock import boottime_s
 from gpuschedd.system.state_dir import make_directory
 

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from gpusched_client.terms import GpuUuid, JobState
-from gpuschedd.attribution import JobKey
-from gpuschedd.gpus import Accounts, GpuReading, ProcessPeak
+from gpuschedd.gpu.attribution import JobKey
+from gpuschedd.gpu.source import Accounts, GpuReading, ProcessPeak
 
 STEP_S_MAX = 30.0  # a longer gap between two samples is not counted as observed
 ACCOUNT_EARLY_S = 1.0  # the driver's clock against ours

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from gpusched_client.terms import GpuUuid
-from gpuschedd.gpus import GpuReading, HealthChecks, Sample
+from gpuschedd.gpu.source import GpuReading, HealthChecks, Sample
 
 GOOD_CHECKS = 3  # in a row, before a sick GPU takes jobs again
 DOUBLE_BIT_XID = 48  # new uncorrectable errors count as this one

@@ -5,7 +5,7 @@ the daemon. It answers one request at a time, as length-prefixed JSON on its fir
 and dies with its parent. It decides nothing: it reports what the driver says, and why where it says
 nothing.
 
-    python -m gpuschedd.nvml_child PARENT_PID PAGE_FD
+    python -m gpuschedd.gpu.nvidia.child PARENT_PID PAGE_FD
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, BinaryIO
 
-from gpuschedd.nvml_driver import Driver
-from gpuschedd.nvml_library import PAGE_BYTES, Library
+from gpuschedd.gpu.nvidia.driver import Driver
+from gpuschedd.gpu.nvidia.library import PAGE_BYTES, Library
 
 FRAME_BYTES_MAX = 16 * 2**20
 LENGTH = struct.Struct(">I")

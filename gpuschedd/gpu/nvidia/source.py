@@ -24,7 +24,9 @@ from typing import Any
 
 from gpusched_client.terms import GpuUuid
 from gpuschedd.config import Nvml
-from gpuschedd.gpus import (
+from gpuschedd.gpu.nvidia.child import FRAME_BYTES_MAX, LENGTH, PROCESS_NAME, frame
+from gpuschedd.gpu.nvidia.library import PAGE, PAGE_BYTES
+from gpuschedd.gpu.source import (
     Accounts,
     GpuEvent,
     GpuInfo,
@@ -37,8 +39,6 @@ from gpuschedd.gpus import (
     Want,
     place,
 )
-from gpuschedd.nvml_child import FRAME_BYTES_MAX, LENGTH, PROCESS_NAME, frame
-from gpuschedd.nvml_library import PAGE, PAGE_BYTES
 from gpuschedd.system.clock import boottime_s, wall_s, wall_text
 
 log = logging.getLogger(__name__)
@@ -104,7 +104,7 @@ class Child:
         # Not from a thread: PDEATHSIG follows the thread that forks.
         self.process = subprocess.Popen(
             [
-                *(sys.executable, "-P", "-m", "gpuschedd.nvml_child"),
+                *(sys.executable, "-P", "-m", "gpuschedd.gpu.nvidia.child"),
                 *(str(os.getpid()), str(self._page_fd)),
             ],
             stdin=subprocess.PIPE,

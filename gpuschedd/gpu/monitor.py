@@ -14,12 +14,23 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from gpusched_client.terms import GpuUuid, JobId
-from gpuschedd.attribution import Attribution, JobKey
 from gpuschedd.config import Config
 from gpuschedd.core import admission
 from gpuschedd.core.job import Job
 from gpuschedd.core.model import Gpu, GpuState, Grant
-from gpuschedd.gpus import (
+from gpuschedd.gpu.attribution import Attribution, JobKey
+from gpuschedd.gpu.free_memory import Facts, Holding, Ledger, Standing, Violation
+from gpuschedd.gpu.health import (
+    HealthBook,
+    HealthChange,
+    HealthRules,
+    Illness,
+    rules_of,
+    xid_text,
+)
+from gpuschedd.gpu.metering import UseMeter
+from gpuschedd.gpu.simulated.source import UUID_PREFIX
+from gpuschedd.gpu.source import (
     Accounts,
     GpuEvent,
     GpuInfo,
@@ -32,20 +43,9 @@ from gpuschedd.gpus import (
     pick,
     place,
 )
-from gpuschedd.health import (
-    HealthBook,
-    HealthChange,
-    HealthRules,
-    Illness,
-    rules_of,
-    xid_text,
-)
 from gpuschedd.jobs.attempts import Evidence
 from gpuschedd.jobs.controller import Controller
 from gpuschedd.jobs.state import Batch
-from gpuschedd.ledger import Facts, Holding, Ledger, Standing, Violation
-from gpuschedd.peaks import UseMeter
-from gpuschedd.simgpu import UUID_PREFIX
 from gpuschedd.store.records import GpuRow
 from gpuschedd.system.clock import boottime_s
 from gpuschedd.views import UsedGpu

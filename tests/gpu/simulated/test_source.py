@@ -13,7 +13,7 @@ from gpusched_client import Client
 from gpusched_client import simulation as simclaims
 from gpusched_client.errors import Invalid
 from gpusched_client.terms import JobState
-from gpuschedd.simgpu import parse_host
+from gpuschedd.gpu.simulated.source import parse_host
 from tests.support.daemon import DaemonProcess, daemon_in, until
 
 GIB = 2**30

@@ -9,7 +9,7 @@ import pytest
 
 from gpuschedd import jobenv
 from gpuschedd.core.model import GpuState
-from gpuschedd.gpus import GpuInfo, GpuSourceDown, pick
+from gpuschedd.gpu.source import GpuInfo, GpuSourceDown, pick
 from tests.support.fake_nvml.driver import (
     GPU_IS_LOST,
     NO_PERMISSION,

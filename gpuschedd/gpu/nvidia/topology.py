@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from gpuschedd.nvml_library import Failed, Library
+from gpuschedd.gpu.nvidia.library import Failed, Library
 
 LINKS_MAX = 36
 LINK_COUNT_FIELD = 91

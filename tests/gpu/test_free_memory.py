@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from gpusched_client.terms import GpuUuid
-from gpuschedd.gpus import GpuInfo, GpuProcess, GpuReading, Sample
-from gpuschedd.peaks import UseMeter
+from gpuschedd.gpu.metering import UseMeter
+from gpuschedd.gpu.source import GpuInfo, GpuProcess, GpuReading, Sample
 from gpuschedd.system.clock import boottime_s
 from tests.support.gpus import GIB, MIB, Judge, headroom, held, key
 

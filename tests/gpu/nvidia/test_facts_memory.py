@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from gpusched_client.errors import Infeasible
-from gpuschedd.attribution import Stranger
 from gpuschedd.core import admission
 from gpuschedd.core.model import GpuState, Inventory, Policy, Request
-from gpuschedd.nvml_library import ARGUMENT_VERSION_MISMATCH, INVALID_ARGUMENT
+from gpuschedd.gpu.attribution import Stranger
+from gpuschedd.gpu.nvidia.library import ARGUMENT_VERSION_MISMATCH, INVALID_ARGUMENT
 from tests.support.fake_nvml.driver import GIB, MIB, NOT_SUPPORTED, FakeDriver, uuid_of
 from tests.support.gpus import Judge, Source, headroom, held, key
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from gpusched_client.terms import GpuUuid
-from gpuschedd.gpus import GpuSourceDown
-from gpuschedd.nvml import NvmlGpus
+from gpuschedd.gpu.nvidia.source import NvmlGpus
+from gpuschedd.gpu.source import GpuSourceDown
 from tests.support.fake_nvml.driver import (
     DRIVER_NOT_LOADED,
     GIB,
@@ -30,8 +30,8 @@ def in_process(code: str) -> str:
     """Run Python with the driver, the child's modules at hand; what it prints."""
     head = """
     import pynvml, ctypes
-    from gpuschedd.nvml_library import Failed, Library
-    from gpuschedd.nvml_driver import Driver
+    from gpuschedd.gpu.nvidia.library import Failed, Library
+    from gpuschedd.gpu.nvidia.driver import Driver
     library = Library()
     driver = Driver(library)
     """
@@ -230,7 +230,7 @@ def test_whether_a_handle_is_a_slice_is_a_ctypes_object_9() -> None:
         """,
     )
     assert said == "False 0"
-    source = Path(sys.modules["gpuschedd.nvml_child"].__file__ or "").with_name("nvml_driver.py")
+    source = Path(sys.modules["gpuschedd.gpu.nvidia.child"].__file__ or "").with_name("driver.py")
     assert "IsMigDeviceHandle" not in source.read_text()
 
 

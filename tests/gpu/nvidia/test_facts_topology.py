@@ -8,7 +8,7 @@ import pytest
 
 from gpuschedd.core.model import Policy
 from gpuschedd.core.plan import plan
-from gpuschedd.gpus import GpuInfo
+from gpuschedd.gpu.source import GpuInfo
 from tests.support.core_builders import snapshot_of, waiting
 from tests.support.fake_nvml.driver import FakeDriver, uuid_of
 from tests.support.gpus import Judge, Source

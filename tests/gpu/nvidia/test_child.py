@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from gpuschedd.gpus import GpuSourceDown, Want
-from gpuschedd.nvml import NvmlGpus, hanging_orphan
-from gpuschedd.nvml_child import PROCESS_NAME
-from tests.gpu.test_daemon import another
-from tests.gpu.test_facts_library import wait_for_backoff
+from gpuschedd.gpu.nvidia.child import PROCESS_NAME
+from gpuschedd.gpu.nvidia.source import NvmlGpus, hanging_orphan
+from gpuschedd.gpu.source import GpuSourceDown, Want
+from tests.gpu.nvidia.test_facts_library import wait_for_backoff
+from tests.gpu.test_monitor import another
 from tests.support.daemon import until
 from tests.support.fake_nvml.driver import GIB, FakeDriver
 from tests.support.gpus import Source, leaks
@@ -75,7 +75,7 @@ def test_a_child_that_does_not_die_is_never_joined_by_a_second(
     driver.add("hang nvmlDeviceGetMemoryInfo_v2 *")
     child = nvml._child
     assert child is not None
-    monkeypatch.setattr("gpuschedd.nvml.DEATH_S", 0.05)
+    monkeypatch.setattr("gpuschedd.gpu.nvidia.source.DEATH_S", 0.05)
     monkeypatch.setattr(child, "kill", lambda: None)
     with pytest.raises(GpuSourceDown):
         source.sample()
@@ -154,8 +154,8 @@ def test_the_child_inherits_no_descriptor_and_dies_with_its_parent(
     """Neither the daemon's lock nor its sockets."""
     program = f"""
 import asyncio, os, sys
-from gpuschedd.gpus import Want
-from gpuschedd.nvml import NvmlGpus
+from gpuschedd.gpu.source import Want
+from gpuschedd.gpu.nvidia.source import NvmlGpus
 lock = os.open({str(tmp_path / "lock")!r}, os.O_CREAT | os.O_RDWR)
 os.set_inheritable(lock, True)
 async def main():
@@ -212,7 +212,7 @@ def test_a_child_that_takes_its_time_to_die_is_no_hanging_driver(
     driver: FakeDriver, gpus: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a busy host a KILL takes effect when its process has had a turn."""
-    monkeypatch.setattr("gpuschedd.nvml.DEATH_S", 60.0)
+    monkeypatch.setattr("gpuschedd.gpu.nvidia.source.DEATH_S", 60.0)
     source = gpus()
     source.sample()
     driver.add("hang nvmlDeviceGetMemoryInfo_v2 0")

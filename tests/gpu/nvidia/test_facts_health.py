@@ -8,9 +8,9 @@ import pytest
 
 from gpuschedd.config import Nvml
 from gpuschedd.core.model import GpuState
-from gpuschedd.gpus import GpuSourceDown
-from gpuschedd.health import HealthBook, Remembered
-from tests.gpu.test_facts_library import wait_for_backoff
+from gpuschedd.gpu.health import HealthBook, Remembered
+from gpuschedd.gpu.source import GpuSourceDown
+from tests.gpu.nvidia.test_facts_library import wait_for_backoff
 from tests.support.fake_nvml.driver import UNKNOWN, XID, FakeDriver, uuid_of
 from tests.support.gpus import Judge, Source
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gpuschedd import nvml_topology
-from gpuschedd.nvml_library import (
+from gpuschedd.gpu.nvidia import topology as nvml_topology
+from gpuschedd.gpu.nvidia.library import (
     ARGUMENT_VERSION_MISMATCH,
     DRIVER_NOT_LOADED,
     FUNCTION_NOT_FOUND,

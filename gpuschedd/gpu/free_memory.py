@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpusched_client.terms import GpuUuid, JobId
-from gpuschedd.attribution import JobKey, Stranger
 from gpuschedd.config import ProcessRule, Sharing
 from gpuschedd.core.model import Gpu, GpuState
-from gpuschedd.gpus import GpuInfo, GpuProcess, GpuReading, Sample
-from gpuschedd.peaks import Seen
+from gpuschedd.gpu.attribution import JobKey, Stranger
+from gpuschedd.gpu.metering import Seen
+from gpuschedd.gpu.source import GpuInfo, GpuProcess, GpuReading, Sample
 from gpuschedd.system.clock import boottime_s
 
 MIB = 2**20

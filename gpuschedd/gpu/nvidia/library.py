@@ -1,6 +1,6 @@
 """The driver library, and the one choke point of all calls into it: the only importer of `pynvml`.
 
-Runs inside the child process (`nvml_child`). Every failure is a Failed with the driver's code; what
+Runs inside the child process (`child`). Every failure is a Failed with the driver's code; what
 is being called stands in a shared page, so that the parent can name the call that hangs. It decides
 nothing.
 """

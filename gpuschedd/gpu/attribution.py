@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from gpusched_client.terms import JobId
-from gpuschedd.gpus import GpuProcess
+from gpuschedd.gpu.source import GpuProcess
 
 ANCESTORS_MAX = 64
 CACHE_MAX = 10_000

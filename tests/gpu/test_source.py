@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from gpusched_client.terms import GpuUuid
-from gpuschedd.gpus import GpuProcess, Sample
-from gpuschedd.simgpu import UUID_PREFIX, SimulatedGpus
+from gpuschedd.gpu.simulated.source import UUID_PREFIX, SimulatedGpus
+from gpuschedd.gpu.source import GpuProcess, Sample
 from tests.support.daemon import DEADLINE_S
 from tests.support.fake_nvml.driver import FakeDriver, uuid_of
 from tests.support.gpus import Source

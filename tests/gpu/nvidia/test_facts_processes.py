@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from gpusched_client.terms import GpuUuid, JobId
-from gpuschedd import nvml_driver
-from gpuschedd.attribution import Attribution, Stranger, Supervisor
-from gpuschedd.gpus import GpuProcess
-from gpuschedd.ledger import Ledger
-from gpuschedd.nvml import LIST_FAILURES_MAX
-from gpuschedd.peaks import Seen, UseMeter
+from gpuschedd.gpu.attribution import Attribution, Stranger, Supervisor
+from gpuschedd.gpu.free_memory import Ledger
+from gpuschedd.gpu.metering import Seen, UseMeter
+from gpuschedd.gpu.nvidia import driver as nvml_driver
+from gpuschedd.gpu.nvidia.source import LIST_FAILURES_MAX
+from gpuschedd.gpu.source import GpuProcess
 from tests.support.daemon import until
 from tests.support.fake_nvml.driver import GIB, MIB, UNKNOWN, FakeDriver, uuid_of
 from tests.support.gpus import Judge, Source, held, key
@@ -95,7 +95,7 @@ def test_in_a_pid_namespace_an_empty_list_is_said_to_be_none_37(
     gpu = judge.gpu(source.sample())
     assert gpu.foreign_bytes == 30 * GIB
     assert "that no process owns" in gpu.foreign_text
-    program = "import os; from gpuschedd.nvml_driver import Driver; "
+    program = "import os; from gpuschedd.gpu.nvidia.driver import Driver; "
     program += "print(Driver(None)._in_pid_namespace())"
     prefix = ["unshare", "--fork", "--pid"]
     if os.getuid() != 0:
@@ -227,7 +227,7 @@ def test_no_event_tells_of_processes_so_lists_follow_memory_41(
 async def _sweeps_until_listed(source: Source, most: int) -> bool:
     import asyncio
 
-    from gpuschedd.gpus import Want
+    from gpuschedd.gpu.source import Want
 
     for _ in range(most):
         sample = await source.source.sample(Want())
@@ -240,7 +240,7 @@ async def _sweeps_until_listed(source: Source, most: int) -> bool:
 @pytest.mark.usefixtures("judge")
 def test_utilization_is_averaged_over_the_jobs_time_42() -> None:
     """One reading is a sixth of a second; only the average says something."""
-    from gpuschedd.gpus import GpuReading
+    from gpuschedd.gpu.source import GpuReading
 
     meter = UseMeter()
     seen = Seen(GIB, False, (SELF,), 1, False)
