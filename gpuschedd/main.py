@@ -21,7 +21,6 @@ from gpusched_client import paths
 from gpusched_client.errors import GpuschedError, StorageError
 from gpusched_client.simulation import DIRECTORY_NAME, SYSTEM_DIR
 from gpuschedd import __version__, config
-from gpuschedd.actions import Actions, Surroundings
 from gpuschedd.audience import Audience
 from gpuschedd.budget import Budget
 from gpuschedd.core import fairshare
@@ -33,8 +32,10 @@ from gpuschedd.handlers import Handlers, Outlook
 from gpuschedd.jobs import holds
 from gpuschedd.jobs.controller import Controller
 from gpuschedd.jobs.state import State, policy_of
-from gpuschedd.launcher import DirectLauncher, Launcher
 from gpuschedd.replay.command import replay
+from gpuschedd.run.dispatcher import Actions, Surroundings
+from gpuschedd.run.launchers.direct import DirectLauncher, Launcher
+from gpuschedd.run.launchers.systemd import SystemdLauncher
 from gpuschedd.server import Server
 from gpuschedd.status import Look, RecentErrors, Status
 from gpuschedd.store.backup import Backups
@@ -53,7 +54,6 @@ from gpuschedd.system import state_dir as places
 from gpuschedd.system.accounts import Accounts, unknown_names
 from gpuschedd.system.clock import Clock, SchedulerClock, SystemClock
 from gpuschedd.system.sd_notify import ServiceManager, passed_socket
-from gpuschedd.systemd_launcher import SystemdLauncher
 
 log = logging.getLogger("gpuschedd")
 

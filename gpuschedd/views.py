@@ -14,10 +14,10 @@ from gpuschedd.core.job import Job
 from gpuschedd.core.model import ExpectedStart, Gpu, Reason
 from gpuschedd.core.plan import reason_of
 from gpuschedd.gpu.metering import GpuUse, next_vram_bytes, peak_of, verdict
-from gpuschedd.jobenv import DEFAULT_OUTPUT
 from gpuschedd.jobs.holds import HOLD_ACCOUNT, HOLD_CONFIG
 from gpuschedd.jobs.orders import limit_on_wire
 from gpuschedd.jobs.state import State
+from gpuschedd.run.environment import DEFAULT_OUTPUT
 from gpuschedd.store.records import Brief, Event, Payload
 from gpuschedd.system.clock import SchedulerClock
 

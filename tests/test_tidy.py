@@ -28,8 +28,8 @@ OWNERS = {
     "sqlite3": {"gpuschedd/store/database.py"},
     "pynvml": {"gpuschedd/gpu/nvidia/library.py"},
     "subprocess": {
-        "gpuschedd/launcher.py",
-        "gpuschedd/systemd_launcher.py",
+        "gpuschedd/run/launchers/direct.py",
+        "gpuschedd/run/launchers/systemd.py",
         "gpuschedd/system/install.py",
         "gpuschedd/gpu/nvidia/source.py",
         "gpuschedd/supervisor.py",

@@ -12,11 +12,11 @@ from gpuschedd.core.job import Dropped, Gone, Job, MainEnded, NeverRan, Retried,
 from gpuschedd.core.recovery import ClaimKind, Recovery, recover
 from gpuschedd.core.retry import next_request
 from gpuschedd.gpu.metering import GpuUse, peak_of
-from gpuschedd.job_dir import Ended, Exit, Observation
 from gpuschedd.jobs.holds import HOLD_ACCOUNT
 from gpuschedd.jobs.orders import cancel_text
 from gpuschedd.jobs.state import Batch
-from gpuschedd.runner import Sighting
+from gpuschedd.run.job_dir import Ended, Exit, Observation
+from gpuschedd.run.runner import Sighting
 from gpuschedd.store.records import AttemptEnd
 from gpuschedd.system.clock import SchedulerClock
 

@@ -15,8 +15,8 @@ import pytest
 
 from gpuschedd import supervisor
 from gpuschedd.core.recovery import ClaimKind, Recovery, recover
-from gpuschedd.job_dir import JobDir, Orders
-from gpuschedd.launcher import DirectLauncher
+from gpuschedd.run.job_dir import JobDir, Orders
+from gpuschedd.run.launchers.direct import DirectLauncher
 from tests.support.jobs import Host
 from tests.support.traces import joined_calls
 

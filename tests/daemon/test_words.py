@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from gpuschedd.job_dir import JobDir
+from gpuschedd.run.job_dir import JobDir
 from gpuschedd.system import install
 from tests.support.daemon import DaemonProcess, daemon_in, until
 

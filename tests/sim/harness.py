@@ -18,15 +18,15 @@ from typing import Any
 from gpusched_client.errors import GpuschedError
 from gpusched_client.terms import GpuUuid, JobId
 from gpuschedd import config
-from gpuschedd.actions import Actions, Surroundings
 from gpuschedd.core import admission
 from gpuschedd.core.fairshare import Accounts
 from gpuschedd.core.model import Gpu
-from gpuschedd.job_dir import Claim, Ended, Exit, Observation, Orders, Started
 from gpuschedd.jobs.controller import Controller
 from gpuschedd.jobs.orders import Caller
 from gpuschedd.jobs.state import State, policy_of
-from gpuschedd.runner import Key, Sighting
+from gpuschedd.run.dispatcher import Actions, Surroundings
+from gpuschedd.run.job_dir import Claim, Ended, Exit, Observation, Orders, Started
+from gpuschedd.run.runner import Key, Sighting
 from gpuschedd.store.database import Store, StoreFull
 from gpuschedd.store.records import Changes, GpuRow
 from gpuschedd.system.clock import SchedulerClock
@@ -282,7 +282,7 @@ class Host:
         self.start()
         for job in list(self.controller.state.jobs.values()):
             if job.holds_gpus:
-                from gpuschedd.actions import orders_of
+                from gpuschedd.run.dispatcher import orders_of
 
                 self.runner.recover((job.job_id, job.attempt), orders_of(job))
         await self.settle()

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from gpuschedd import supervisor
-from gpuschedd.job_dir import Cancel, Exit, JobDir, Orders, Spec
-from gpuschedd.launcher import DirectLauncher
+from gpuschedd.run.job_dir import Cancel, Exit, JobDir, Orders, Spec
+from gpuschedd.run.launchers.direct import DirectLauncher
 
 DEADLINE_S = 60.0
 T = TypeVar("T")

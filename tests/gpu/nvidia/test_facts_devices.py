@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuschedd import jobenv
 from gpuschedd.core.model import GpuState
 from gpuschedd.gpu.source import GpuInfo, GpuSourceDown, pick
+from gpuschedd.run import environment as jobenv
 from tests.support.fake_nvml.driver import (
     GPU_IS_LOST,
     NO_PERMISSION,

@@ -15,8 +15,8 @@ from dataclasses import replace
 import pytest
 
 from gpuschedd import supervisor
-from gpuschedd.job_dir import Claim, JobDir, Started
-from gpuschedd.launcher import DirectLauncher, Launcher, LaunchFailed, LaunchStorage
+from gpuschedd.run.job_dir import Claim, JobDir, Started
+from gpuschedd.run.launchers.direct import DirectLauncher, Launcher, LaunchFailed, LaunchStorage
 from tests.support.jobs import DEADLINE_S, LEADERLESS, Host, is_alive
 
 AS_ROOT = os.geteuid() == 0
@@ -236,8 +236,8 @@ def test_a_supervisor_survives_its_launcher(host: Host) -> None:
     os.mkfifo(host.work / "fifo")
     job = JobDir.create(host.jobs_root, spec)
     code = (
-        "import sys; from pathlib import Path; from gpuschedd.job_dir import JobDir; "
-        "from gpuschedd.launcher import DirectLauncher; import os, signal; "
+        "import sys; from pathlib import Path; from gpuschedd.run.job_dir import JobDir; "
+        "from gpuschedd.run.launchers.direct import DirectLauncher; import os, signal; "
         "DirectLauncher().launch(JobDir(Path(sys.argv[1]))); os.kill(0, signal.SIGKILL)"
     )
     done = subprocess.run(

@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import Protocol
 
 from gpusched_client.terms import GpuUuid, JobId, JobState
-from gpuschedd import devices, jobenv
 from gpuschedd.core.job import Job
 from gpuschedd.gpu.source import GpuInfo
-from gpuschedd.job_dir import Cancel, Orders, Spec
 from gpuschedd.jobs.attempts import NO_EVIDENCE, Evidence, take_sighting
 from gpuschedd.jobs.controller import Change, Committed, Controller
-from gpuschedd.launcher import AccountGone, Bounds, LaunchDeferred, Launcher
-from gpuschedd.runner import DISOBEDIENCE_S, MakePlan, Plan, Runner, Sighting
+from gpuschedd.run import device_filter as devices
+from gpuschedd.run import environment as jobenv
+from gpuschedd.run.job_dir import Cancel, Orders, Spec
+from gpuschedd.run.launchers.direct import AccountGone, Bounds, LaunchDeferred, Launcher
+from gpuschedd.run.runner import DISOBEDIENCE_S, MakePlan, Plan, Runner, Sighting
 from gpuschedd.store.records import Payload
 from gpuschedd.system.accounts import Accounts
 

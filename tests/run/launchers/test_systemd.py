@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from gpuschedd import devices, main, systemd_launcher
-from gpuschedd.job_dir import JobDir
-from gpuschedd.launcher import Bounds, LaunchDeferred, Launcher, LaunchFailed
+from gpuschedd import main
+from gpuschedd.run import device_filter as devices
+from gpuschedd.run.job_dir import JobDir
+from gpuschedd.run.launchers import systemd as systemd_launcher
+from gpuschedd.run.launchers.direct import Bounds, LaunchDeferred, Launcher, LaunchFailed
+from gpuschedd.run.launchers.systemd import SystemdLauncher
 from gpuschedd.system import state_dir as places
-from gpuschedd.systemd_launcher import SystemdLauncher
 
 
 class StandIn:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Protocol
 
 from gpuschedd import supervisor
-from gpuschedd.job_dir import Claim, JobDir, Started, is_claim_alive
+from gpuschedd.run.job_dir import Claim, JobDir, Started, is_claim_alive
 
 LAUNCH_DEADLINE_S = 20.0  # from the start of the interpreter to the claim: fsyncs on a slow disk
 REASON_BYTES_MAX = 2000

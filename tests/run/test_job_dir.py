@@ -14,7 +14,7 @@ from dataclasses import replace
 import pytest
 
 from gpuschedd import supervisor
-from gpuschedd.job_dir import (
+from gpuschedd.run.job_dir import (
     Cancel,
     Claim,
     JobDir,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuschedd import devices
+from gpuschedd.run import device_filter as devices
 
 GROUPS = """Character devices:
   1 mem

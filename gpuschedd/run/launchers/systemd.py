@@ -19,9 +19,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from gpuschedd import devices, supervisor
-from gpuschedd.job_dir import Claim, JobDir, Started, is_claim_alive
-from gpuschedd.launcher import (
+from gpuschedd import supervisor
+from gpuschedd.run import device_filter as devices
+from gpuschedd.run.job_dir import Claim, JobDir, Started, is_claim_alive
+from gpuschedd.run.launchers.direct import (
     ENVIRONMENT,
     KILL_DEADLINE_S,
     KILL_ROUND_S,

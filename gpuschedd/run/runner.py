@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from gpusched_client.terms import JobId
 from gpuschedd.gpu.attribution import Supervisor
-from gpuschedd.job_dir import (
+from gpuschedd.run.job_dir import (
     JobDir,
     JobDirCorrupt,
     JobDirError,
@@ -29,7 +29,7 @@ from gpuschedd.job_dir import (
     Started,
     abandoned_in,
 )
-from gpuschedd.launcher import (
+from gpuschedd.run.launchers.direct import (
     AccountGone,
     Bounds,
     LaunchDeferred,
