@@ -21,14 +21,16 @@ from gpusched_client import paths
 from gpusched_client.errors import GpuschedError, StorageError
 from gpusched_client.simulation import DIRECTORY_NAME, SYSTEM_DIR
 from gpuschedd import __version__, config
-from gpuschedd.audience import Audience
-from gpuschedd.budget import Budget
+from gpuschedd.api.handlers import Handlers, Outlook
+from gpuschedd.api.health_report import Look, RecentErrors, Status
+from gpuschedd.api.limits import Budget
+from gpuschedd.api.server import Server
+from gpuschedd.api.subscriptions import Audience
 from gpuschedd.core import fairshare
 from gpuschedd.gpu.attribution import Attribution
 from gpuschedd.gpu.monitor import GpuWatch
 from gpuschedd.gpu.simulated.source import SimulatedGpus
 from gpuschedd.gpu.source import GpuSource
-from gpuschedd.handlers import Handlers, Outlook
 from gpuschedd.jobs import holds
 from gpuschedd.jobs.controller import Controller
 from gpuschedd.jobs.state import State, policy_of
@@ -36,8 +38,6 @@ from gpuschedd.replay.command import replay
 from gpuschedd.run.dispatcher import Actions, Surroundings
 from gpuschedd.run.launchers.direct import DirectLauncher, Launcher
 from gpuschedd.run.launchers.systemd import SystemdLauncher
-from gpuschedd.server import Server
-from gpuschedd.status import Look, RecentErrors, Status
 from gpuschedd.store.backup import Backups
 from gpuschedd.store.database import (
     DATABASE_NAME,

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from gpusched_client.terms import GpuUuid, JobId
+from gpuschedd.api.views import UsedGpu
 from gpuschedd.config import Config
 from gpuschedd.core import admission
 from gpuschedd.core.job import Job
@@ -48,7 +49,6 @@ from gpuschedd.jobs.controller import Controller
 from gpuschedd.jobs.state import Batch
 from gpuschedd.store.records import GpuRow
 from gpuschedd.system.clock import boottime_s
-from gpuschedd.views import UsedGpu
 
 log = logging.getLogger(__name__)
 

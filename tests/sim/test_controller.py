@@ -14,14 +14,14 @@ import pytest
 from gpusched_client.errors import GpuschedError, StorageError
 from gpusched_client.terms import JobId, JobState, PendingReason
 from gpusched_client.wire.protocol import CancelRequest, JobRequest, SubmitRequest, UpdateRequest
-from gpuschedd.budget import Budget
+from gpuschedd.api.handlers import Handlers
+from gpuschedd.api.limits import Budget
+from gpuschedd.api.views import reason_for
 from gpuschedd.core.job import Job
 from gpuschedd.core.model import GpuState
-from gpuschedd.handlers import Handlers
 from gpuschedd.jobs import orders, state
 from gpuschedd.jobs.orders import Caller
 from gpuschedd.store.database import History
-from gpuschedd.views import reason_for
 from tests.sim.harness import CARD, GIB, Host
 
 STEPS = 120

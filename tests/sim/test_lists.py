@@ -12,9 +12,9 @@ import pytest
 
 from gpusched_client.terms import JobState
 from gpusched_client.wire.protocol import JobRequest, JobsRequest, QueueRequest, SubmitRequest
-from gpuschedd.audience import Audience
-from gpuschedd.budget import Budget
-from gpuschedd.handlers import VIEWS_AT_ONCE, Handlers
+from gpuschedd.api.handlers import VIEWS_AT_ONCE, Handlers
+from gpuschedd.api.limits import Budget
+from gpuschedd.api.subscriptions import Audience
 from gpuschedd.jobs import orders
 from gpuschedd.store.database import History
 from tests.sim.harness import Host

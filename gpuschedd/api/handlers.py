@@ -67,9 +67,12 @@ from gpusched_client.wire.protocol import (
     WatchRequest,
     WatchResult,
 )
-from gpuschedd import __version__, views
-from gpuschedd.audience import WATCHERS_MAX, Audience, Watcher
-from gpuschedd.budget import Budget
+from gpuschedd import __version__
+from gpuschedd.api import views
+from gpuschedd.api.health_report import Status
+from gpuschedd.api.limits import Budget
+from gpuschedd.api.peer import Peer, in_group, user_name
+from gpuschedd.api.subscriptions import WATCHERS_MAX, Audience, Watcher
 from gpuschedd.core import forecast
 from gpuschedd.core.advice import beyond_limit
 from gpuschedd.core.advice import warnings_for as advice_for
@@ -85,8 +88,6 @@ from gpuschedd.jobs import holds, orders
 from gpuschedd.jobs.controller import Controller
 from gpuschedd.jobs.orders import Caller
 from gpuschedd.jobs.state import Batch
-from gpuschedd.peer import Peer, in_group, user_name
-from gpuschedd.status import Status
 from gpuschedd.store.backup import Backups
 from gpuschedd.store.database import History
 from gpuschedd.store.readers import Reads

@@ -9,8 +9,8 @@ import pytest
 
 from gpusched_client.errors import LimitReached
 from gpusched_client.wire.fields import Flaw
-from gpuschedd import budget
-from gpuschedd.budget import Budget, cost_of
+from gpuschedd.api import limits as budget
+from gpuschedd.api.limits import Budget, cost_of
 from gpuschedd.store import readers as reads
 from gpuschedd.store.readers import Reads
 

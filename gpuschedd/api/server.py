@@ -21,9 +21,9 @@ from gpusched_client.errors import (
     Unavailable,
 )
 from gpusched_client.wire import framing, protocol
-from gpuschedd.budget import Budget, cost_of
-from gpuschedd.handlers import Handlers
-from gpuschedd.peer import Peer, peer_of
+from gpuschedd.api.handlers import Handlers
+from gpuschedd.api.limits import Budget, cost_of
+from gpuschedd.api.peer import Peer, peer_of
 
 log = logging.getLogger(__name__)
 

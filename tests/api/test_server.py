@@ -17,9 +17,9 @@ import msgpack
 import pytest
 
 from gpusched_client.wire.protocol import METHODS, SubmitResult
-from gpuschedd.budget import Budget
-from gpuschedd.handlers import RIGHTS
-from gpuschedd.server import LINGER_S, Server
+from gpuschedd.api.handlers import RIGHTS
+from gpuschedd.api.limits import Budget
+from gpuschedd.api.server import LINGER_S, Server
 from tests.support.daemon import DaemonProcess, until
 
 JOB = {"argv": ["true"], "cwd": "/", "environment": {}, "gpus": 0, "output": "/dev/null"}
