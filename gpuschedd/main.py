@@ -20,12 +20,13 @@ import click
 from gpusched_client import paths
 from gpusched_client.errors import GpuschedError, StorageError
 from gpusched_client.simulation import DIRECTORY_NAME, SYSTEM_DIR
-from gpuschedd import __version__, config
+from gpuschedd import __version__
 from gpuschedd.api.handlers import Handlers, Outlook
 from gpuschedd.api.health_report import Look, RecentErrors, Status
 from gpuschedd.api.limits import Budget
 from gpuschedd.api.server import Server
 from gpuschedd.api.subscriptions import Audience
+from gpuschedd.config import keys as config
 from gpuschedd.core import fairshare
 from gpuschedd.gpu.attribution import Attribution
 from gpuschedd.gpu.monitor import GpuWatch

@@ -15,7 +15,7 @@ from functools import partial
 
 from gpusched_client.terms import GpuUuid, JobId
 from gpuschedd.api.views import UsedGpu
-from gpuschedd.config import Config
+from gpuschedd.config.keys import Config
 from gpuschedd.core import admission
 from gpuschedd.core.job import Job
 from gpuschedd.core.model import Gpu, GpuState, Grant

@@ -18,7 +18,7 @@ from typing import Any
 
 from gpusched_client.errors import GpuschedError, Internal, StorageError, Unavailable
 from gpusched_client.terms import JobId, JobState
-from gpuschedd.config import Config
+from gpuschedd.config.keys import Config
 from gpuschedd.core import fairshare
 from gpuschedd.core.fairshare import charge_rate, share_of
 from gpuschedd.core.job import Job, Placed

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from gpusched_client.terms import GpuUuid, JobId, JobState
-from gpuschedd.config import Config
+from gpuschedd.config.keys import Config
 from gpuschedd.core import admission
 from gpuschedd.core.fairshare import Accounts
 from gpuschedd.core.job import Job, JobEvent, advance

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpuschedd.config import Nvml
+from gpuschedd.config.keys import Nvml
 from gpuschedd.gpu.nvidia import source as nvml
 from gpuschedd.gpu.nvidia.source import NvmlGpus
 from tests.support.daemon import DaemonProcess, clean_up

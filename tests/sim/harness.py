@@ -17,7 +17,7 @@ from typing import Any
 
 from gpusched_client.errors import GpuschedError
 from gpusched_client.terms import GpuUuid, JobId
-from gpuschedd import config
+from gpuschedd.config import keys as config
 from gpuschedd.core import admission
 from gpuschedd.core.fairshare import Accounts
 from gpuschedd.core.model import Gpu

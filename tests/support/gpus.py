@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gpusched_client.terms import GpuUuid, JobId
-from gpuschedd.config import Nvml, Sharing
+from gpuschedd.config.keys import Nvml, Sharing
 from gpuschedd.core.model import Gpu
 from gpuschedd.gpu.attribution import JobKey, Stranger
 from gpuschedd.gpu.free_memory import Facts, Holding, Ledger, Standing

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from gpusched_client.terms import GpuUuid
-from gpuschedd.config import Nvml
+from gpuschedd.config.keys import Nvml
 from gpuschedd.gpu.nvidia.child import FRAME_BYTES_MAX, LENGTH, PROCESS_NAME, frame
 from gpuschedd.gpu.nvidia.library import PAGE, PAGE_BYTES
 from gpuschedd.gpu.source import (

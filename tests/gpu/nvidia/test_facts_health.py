@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gpuschedd.config import Nvml
+from gpuschedd.config.keys import Nvml
 from gpuschedd.core.model import GpuState
 from gpuschedd.gpu.health import HealthBook, Remembered
 from gpuschedd.gpu.source import GpuSourceDown

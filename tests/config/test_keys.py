@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from gpusched_client import paths
-from gpuschedd import config
+from gpuschedd.config import keys as config
 from gpuschedd.main import SYSTEM_DEFAULT_LIMIT_S, SYSTEM_MAX_LIMIT_S, cli
 
 EXAMPLE = Path(__file__).parents[2] / "systemd" / "config.example.toml"
