@@ -136,7 +136,7 @@ def _commands() -> dict[str, click.Command]:
     from gpusched_client.commands.gq import cli as gq
     from gpusched_client.commands.gsub import cli as gsub
     from gpusched_client.commands.simjob import cli as simjob
-    from gpuschedd.main import cli as daemon
+    from gpuschedd.cli import cli as daemon
 
     named = {"gsub": gsub, "gq": gq, "gcancel": gcancel, "gctl": gctl}
     named |= {"gpuschedd": daemon, "gpusched-simjob": simjob}

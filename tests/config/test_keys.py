@@ -12,8 +12,9 @@ import pytest
 from click.testing import CliRunner
 
 from gpusched_client import paths
+from gpuschedd.cli import cli
 from gpuschedd.config import keys as config
-from gpuschedd.main import SYSTEM_DEFAULT_LIMIT_S, SYSTEM_MAX_LIMIT_S, cli
+from gpuschedd.daemon import SYSTEM_DEFAULT_LIMIT_S, SYSTEM_MAX_LIMIT_S
 
 EXAMPLE = Path(__file__).parents[2] / "systemd" / "config.example.toml"
 SYSTEM = config.with_limits(config.Config(), SYSTEM_DEFAULT_LIMIT_S, SYSTEM_MAX_LIMIT_S)

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from gpuschedd import main
+from gpuschedd import daemon as daemon_module
 from gpuschedd.jobs import holds
 
 
 def test_a_look_for_accounts_that_fails_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a thread to ask in, as without an answer, the next look comes all the same."""
-    monkeypatch.setattr(main, "ACCOUNTS_EVERY_S", 0.005)
+    monkeypatch.setattr(daemon_module, "ACCOUNTS_EVERY_S", 0.005)
     answers = iter([RuntimeError("can't start new thread"), TimeoutError(), OSError(24, "")])
     released = asyncio.Event()
 
@@ -32,7 +32,7 @@ def test_a_look_for_accounts_that_fails_is_not_the_last(monkeypatch: pytest.Monk
     )
 
     async def story() -> None:
-        looking = asyncio.ensure_future(main.Daemon._look_for_accounts(daemon))
+        looking = asyncio.ensure_future(daemon_module.Daemon._look_for_accounts(daemon))
         await asyncio.wait_for(released.wait(), 30)
         looking.cancel()
 

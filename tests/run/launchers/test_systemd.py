@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from gpuschedd import main
 from gpuschedd.run import device_filter as devices
 from gpuschedd.run.job_dir import JobDir
 from gpuschedd.run.launchers import systemd as systemd_launcher
 from gpuschedd.run.launchers.direct import Bounds, LaunchDeferred, Launcher, LaunchFailed
 from gpuschedd.run.launchers.systemd import SystemdLauncher
+from gpuschedd.system import capabilities
 from gpuschedd.system import state_dir as places
 
 
@@ -149,10 +149,9 @@ def test_a_daemon_that_cannot_see_the_processes_of_others_does_not_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would take every supervisor for dead."""
-    options = main.Options(True, "pid1", tmp_path, tmp_path, tmp_path, ())
-    monkeypatch.setattr(main, "SYSTEMD", tmp_path)
-    monkeypatch.setattr(main, "INIT", tmp_path)
-    main.check_launch(options)
-    monkeypatch.setattr(main, "INIT", tmp_path / "none")
+    monkeypatch.setattr(capabilities, "SYSTEMD", tmp_path)
+    monkeypatch.setattr(capabilities, "INIT", tmp_path)
+    capabilities.check_launch("pid1", is_system=True, state_dir=tmp_path)
+    monkeypatch.setattr(capabilities, "INIT", tmp_path / "none")
     with pytest.raises(places.Unusable, match="hidepid"):
-        main.check_launch(options)
+        capabilities.check_launch("pid1", is_system=True, state_dir=tmp_path)

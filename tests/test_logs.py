@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuschedd.main import log_formatter
+from gpuschedd.logs import log_formatter
 from tests.support.daemon import daemon_in
 
 
