@@ -18,6 +18,7 @@ from typing import Any
 from gpusched_client.errors import GpuschedError, StorageError
 from gpusched_client.simulation import DIRECTORY_NAME, SYSTEM_DIR
 from gpuschedd import __version__
+from gpuschedd.api.backups import Backups
 from gpuschedd.api.handlers import Handlers, Outlook
 from gpuschedd.api.health_report import Look, RecentErrors, Status
 from gpuschedd.api.limits import Budget
@@ -36,7 +37,6 @@ from gpuschedd.logs import log_events, set_up_logging
 from gpuschedd.run.dispatcher import Actions, Surroundings
 from gpuschedd.run.launchers.direct import DirectLauncher, Launcher
 from gpuschedd.run.launchers.systemd import SystemdLauncher
-from gpuschedd.store.backup import Backups
 from gpuschedd.store.database import (
     DATABASE_NAME,
     History,

@@ -69,6 +69,7 @@ from gpusched_client.wire.protocol import (
 )
 from gpuschedd import __version__
 from gpuschedd.api import views
+from gpuschedd.api.backups import Backups
 from gpuschedd.api.health_report import Status
 from gpuschedd.api.limits import Budget
 from gpuschedd.api.peer import Peer, in_group, user_name
@@ -82,16 +83,14 @@ from gpuschedd.core.model import ExpectedStart, GpuState, Plan, Policy, Snapshot
 from gpuschedd.core.plan import plan as make_plan
 from gpuschedd.core.plan import reason_of
 from gpuschedd.core.priority import queue_order
-from gpuschedd.gpu.metering import GpuUse
-from gpuschedd.gpu.source import parent_index
+from gpuschedd.gpu.source import UsedGpu, parent_index
 from gpuschedd.jobs import holds, orders
 from gpuschedd.jobs.controller import Controller
 from gpuschedd.jobs.orders import Caller
 from gpuschedd.jobs.state import Batch
-from gpuschedd.store.backup import Backups
 from gpuschedd.store.database import History
 from gpuschedd.store.readers import Reads
-from gpuschedd.store.records import AuditRow, Event
+from gpuschedd.store.records import AuditRow, Event, GpuUse
 from gpuschedd.system.accounts import Accounts, is_system_account
 
 DENIALS_AN_HOUR_MAX = 100  # audit rows of denials per uid and hour; the rest is only counted
@@ -171,7 +170,7 @@ class Outlook:
     mode: str
     own_uid: int
     gpus_stale: Callable[[], bool]
-    gpus_used: Callable[[], Mapping[GpuUuid, views.UsedGpu]]
+    gpus_used: Callable[[], Mapping[GpuUuid, UsedGpu]]
     gpu_problem: Callable[[], str | None]
     retake_gpus: Callable[[], None]
     pardon_gpu: Callable[[GpuUuid], None]

@@ -13,12 +13,13 @@ from gpusched_client.wire.protocol import GpuUseView, GpuView, JobEvent, JobView
 from gpuschedd.core.job import Job
 from gpuschedd.core.model import ExpectedStart, Gpu, Reason
 from gpuschedd.core.plan import reason_of
-from gpuschedd.gpu.metering import GpuUse, next_vram_bytes, peak_of, verdict
+from gpuschedd.gpu.metering import next_vram_bytes, verdict
+from gpuschedd.gpu.source import UsedGpu
 from gpuschedd.jobs.holds import HOLD_ACCOUNT, HOLD_CONFIG
 from gpuschedd.jobs.orders import limit_on_wire
 from gpuschedd.jobs.state import State
 from gpuschedd.run.environment import DEFAULT_OUTPUT
-from gpuschedd.store.records import Brief, Event, Payload
+from gpuschedd.store.records import Brief, Event, GpuUse, Payload, peak_of
 from gpuschedd.system.clock import SchedulerClock
 
 COMMAND_CHARS_MAX = 300
@@ -286,16 +287,6 @@ def gpu_views(state: State, used: Mapping[GpuUuid, UsedGpu], *, stale: bool) -> 
         _gpu_view(gpu, jobs_on.get(gpu.uuid, []), used.get(gpu.uuid), stale=stale)
         for gpu in state.gpus
     ]
-
-
-class UsedGpu:
-    """The last reading of one GPU: bytes in use and percent busy, None where unknown."""
-
-    __slots__ = ("used_bytes", "utilization")
-
-    def __init__(self, used_bytes: int | None, utilization: float | None) -> None:
-        self.used_bytes = used_bytes
-        self.utilization = utilization
 
 
 def _gpu_view(gpu: Gpu, jobs: list[Job], used: UsedGpu | None, *, stale: bool) -> GpuView:

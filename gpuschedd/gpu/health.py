@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from gpusched_client.terms import GpuUuid
 from gpuschedd.gpu.source import GpuReading, HealthChecks, Sample
+from gpuschedd.store.records import Remembered
 
 GOOD_CHECKS = 3  # in a row, before a sick GPU takes jobs again
 DOUBLE_BIT_XID = 48  # new uncorrectable errors count as this one
@@ -78,17 +79,6 @@ class HealthChange:
 
     uuid: GpuUuid
     illness: Illness | None
-
-
-@dataclass(frozen=True, slots=True)
-class Remembered:
-    """What must outlive the daemon, lest a restart undo an admin's word or count errors twice.
-
-    `pardoned`: conditions that an admin has overruled, sorted; `errors_seen`: uncorrectable ones.
-    """
-
-    pardoned: tuple[str, ...] = ()
-    errors_seen: int = 0
 
 
 @dataclass(slots=True)

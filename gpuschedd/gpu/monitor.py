@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from gpusched_client.terms import GpuUuid, JobId
-from gpuschedd.api.views import UsedGpu
 from gpuschedd.config.keys import Config
 from gpuschedd.core import admission
 from gpuschedd.core.job import Job
@@ -39,6 +38,7 @@ from gpuschedd.gpu.source import (
     GpuSource,
     GpuSourceDown,
     Sample,
+    UsedGpu,
     Want,
     nameless,
     pick,

@@ -193,3 +193,13 @@ def _is_named(gpu: GpuInfo, name: int | str) -> bool:
     if gpu.index == name or str(gpu.index) == name:
         return True
     return isinstance(name, str) and len(name) >= 8 and gpu.uuid.startswith(name)
+
+
+class UsedGpu:
+    """The last reading of one GPU: bytes in use and percent busy, None where unknown."""
+
+    __slots__ = ("used_bytes", "utilization")
+
+    def __init__(self, used_bytes: int | None, utilization: float | None) -> None:
+        self.used_bytes = used_bytes
+        self.utilization = utilization

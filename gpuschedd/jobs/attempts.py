@@ -1,4 +1,4 @@
-"""What a sighting of an attempt means for its job: started, ended, gone, lost, to be run again.
+"""What a report of an attempt means for its job: started, ended, gone, lost, to be run again.
 
 Judged inside a batch like any order; the table itself is core.recovery's. No I/O.
 """
@@ -8,16 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from gpusched_client.terms import Cause, JobState
+from gpuschedd.core.attempt import AttemptReport, EndedRecord, ExitRecord, Observation
 from gpuschedd.core.job import Dropped, Gone, Job, MainEnded, NeverRan, Retried, Started
 from gpuschedd.core.recovery import ClaimKind, Recovery, recover
 from gpuschedd.core.retry import next_request
-from gpuschedd.gpu.metering import GpuUse, peak_of
 from gpuschedd.jobs.holds import HOLD_ACCOUNT
 from gpuschedd.jobs.orders import cancel_text
 from gpuschedd.jobs.state import Batch
-from gpuschedd.run.job_dir import Ended, Exit, Observation
-from gpuschedd.run.runner import Sighting
-from gpuschedd.store.records import AttemptEnd
+from gpuschedd.store.records import AttemptEnd, GpuUse, peak_of
 from gpuschedd.system.clock import SchedulerClock
 
 BACKOFF_S = (1.0, 5.0, 25.0)  # before the next launch; then the job is held
@@ -35,16 +33,16 @@ class Evidence:
 NO_EVIDENCE = Evidence()
 
 
-def take_sighting(
-    batch: Batch, clock: SchedulerClock, sighting: Sighting, evidence: Evidence = NO_EVIDENCE
+def apply_report(
+    batch: Batch, clock: SchedulerClock, report: AttemptReport, evidence: Evidence = NO_EVIDENCE
 ) -> None:
-    """Move the job as far as the sighting shows. An old attempt's sighting changes nothing."""
-    job = batch.job(sighting.job_id)
-    if job is None or job.attempt != sighting.attempt or not job.holds_gpus:
+    """Move the job as far as the report shows. An old attempt's report changes nothing."""
+    job = batch.job(report.job_id)
+    if job is None or job.attempt != report.attempt or not job.holds_gpus:
         return
-    seen = sighting.seen
+    seen = report.seen
     if seen is None:
-        _take_unreadable(batch, job, sighting)
+        _take_unreadable(batch, job, report)
         return
     job = _advance_alive(batch, clock, job, seen)
     if seen.exit is not None:
@@ -57,7 +55,7 @@ def take_sighting(
         ended=seen.ended is not None,
         exit=False,
         cancel_requested=job.cancel is not None,
-        processes_left=sighting.processes_left,
+        processes_left=report.processes_left,
     )
     match verdict:
         case Recovery.FINAL_FROM_ENDED:
@@ -66,15 +64,15 @@ def take_sighting(
         case Recovery.NODE_FAIL:
             _node_fail(batch, job, "its supervisor ended without an exit record")
         case Recovery.CANCELLED | Recovery.REQUEUE:
-            _take_never_ran(batch, job, sighting)
+            _take_never_ran(batch, job, report)
         case _:
             pass  # it is under way: unclaimed yet, watched, or with processes that are being ended
 
 
-def _take_never_ran(batch: Batch, job: Job, sighting: Sighting) -> None:
+def _take_never_ran(batch: Batch, job: Job, report: AttemptReport) -> None:
     """By the directory nothing of this attempt ran or can."""
     if job.state is JobState.CONFIGURING:
-        requeue(batch, job, sighting)
+        requeue(batch, job, report)
     else:
         # It did run, so its directory was lost: once more would be twice.
         _node_fail(batch, job, "its job directory is gone")
@@ -101,7 +99,7 @@ def _advance_alive(batch: Batch, clock: SchedulerClock, job: Job, seen: Observat
     return job
 
 
-def _finish(batch: Batch, job: Job, end: Ended | Exit, evidence: Evidence) -> None:
+def _finish(batch: Batch, job: Job, end: EndedRecord | ExitRecord, evidence: Evidence) -> None:
     """The final state that the supervisor's own record gives; or once more with more memory."""
     state, cause = final_state(end)
     detail = end.reason
@@ -121,15 +119,15 @@ def _finish(batch: Batch, job: Job, end: Ended | Exit, evidence: Evidence) -> No
             signal=end.signal,
             cause=cause,
             detail=detail,
-            cpu_user_s=end.cpu_user_s if isinstance(end, Exit) else None,
-            cpu_system_s=end.cpu_system_s if isinstance(end, Exit) else None,
-            max_rss_bytes=end.max_rss_bytes if isinstance(end, Exit) else None,
+            cpu_user_s=end.cpu_user_s if isinstance(end, ExitRecord) else None,
+            cpu_system_s=end.cpu_system_s if isinstance(end, ExitRecord) else None,
+            max_rss_bytes=end.max_rss_bytes if isinstance(end, ExitRecord) else None,
         ),
     )
     batch.note("job_ended", finished, state=str(state), code=end.code, signal=end.signal)
 
 
-def _retry(batch: Batch, job: Job, end: Ended | Exit, evidence: Evidence) -> bool:
+def _retry(batch: Batch, job: Job, end: EndedRecord | ExitRecord, evidence: Evidence) -> bool:
     """Queue a job that ran out of VRAM again, while it has retries; False: it has none."""
     peak = peak_of(evidence.uses)
     state = batch.state
@@ -162,7 +160,7 @@ def _retry(batch: Batch, job: Job, end: Ended | Exit, evidence: Evidence) -> boo
     return True
 
 
-def final_state(end: Ended | Exit) -> tuple[JobState, Cause]:
+def final_state(end: EndedRecord | ExitRecord) -> tuple[JobState, Cause]:
     """State and cause out of the supervisor's record. The first cause wins, also over exit 0."""
     by_cause = {
         "time_limit": (JobState.TIMEOUT, Cause.TIME_LIMIT),
@@ -175,7 +173,7 @@ def final_state(end: Ended | Exit) -> tuple[JobState, Cause]:
         return by_cause[end.cause]
     if end.code == 0:
         return JobState.COMPLETED, Cause.EXIT
-    oom = end.oom if isinstance(end, Exit) else None
+    oom = end.oom if isinstance(end, ExitRecord) else None
     if oom == "cuda":
         return JobState.OUT_OF_MEMORY, Cause.CUDA_OOM
     if oom == "host":
@@ -192,12 +190,12 @@ def _node_fail(batch: Batch, job: Job, detail: str) -> None:
     batch.note("job_ended", gone, state=str(gone.state), detail=detail)
 
 
-def _take_unreadable(batch: Batch, job: Job, sighting: Sighting) -> None:
+def _take_unreadable(batch: Batch, job: Job, report: AttemptReport) -> None:
     """No directory to read: a failed launch says that nothing ran, else the end is unknown."""
-    if job.state is JobState.CONFIGURING and (sighting.storage_error or sighting.launch_error):
-        requeue(batch, job, sighting)
+    if job.state is JobState.CONFIGURING and (report.storage_error or report.launch_error):
+        requeue(batch, job, report)
     else:
-        _node_fail(batch, job, sighting.detail or "its job directory cannot be read")
+        _node_fail(batch, job, report.detail or "its job directory cannot be read")
 
 
 def _drop_cancelled(batch: Batch, job: Job) -> None:
@@ -209,29 +207,29 @@ def _drop_cancelled(batch: Batch, job: Job) -> None:
     batch.note("job_ended", after, state=str(after.state), by=job.cancel.by)
 
 
-def requeue(batch: Batch, job: Job, sighting: Sighting) -> None:
+def requeue(batch: Batch, job: Job, report: AttemptReport) -> None:
     """PENDING with the next attempt; a failed launch backs off and at last holds the job."""
     if job.cancel is not None:
         _drop_cancelled(batch, job)
         return
-    after = batch.advance(job, _never_ran(batch, job, sighting))
-    if sighting.storage_error is None and sighting.launch_error is None:
+    after = batch.advance(job, _never_ran(batch, job, report))
+    if report.storage_error is None and report.launch_error is None:
         after = replace(after, launch_failures=0)
         batch.put(after)
     batch.note(
         "job_requeued",
         after,
-        error=sighting.launch_error or sighting.storage_error or sighting.detail,
+        error=report.launch_error or report.storage_error or report.detail,
     )
 
 
-def _never_ran(batch: Batch, job: Job, sighting: Sighting) -> NeverRan:
-    error = sighting.launch_error
+def _never_ran(batch: Batch, job: Job, report: AttemptReport) -> NeverRan:
+    error = report.launch_error
     if error is None:
-        return NeverRan(same_attempt=sighting.storage_error is not None)
-    if sighting.account_gone:
+        return NeverRan(same_attempt=report.storage_error is not None)
+    if report.account_gone:
         return NeverRan(hold=HOLD_ACCOUNT, detail=error)
-    if sighting.deferred:
+    if report.deferred:
         return NeverRan(not_before_sched_s=batch.now_s + DEFERRED_S, detail=error)
     return _failed_launch(batch, job, error)
 

@@ -29,8 +29,6 @@ from gpuschedd.core.model import (
     Waiting,
 )
 from gpuschedd.core.queues import Queues
-from gpuschedd.gpu.health import Remembered
-from gpuschedd.gpu.metering import GpuUse
 from gpuschedd.store.database import RECENT_SUBMISSIONS_MAX
 from gpuschedd.store.records import (
     AccountRow,
@@ -40,9 +38,11 @@ from gpuschedd.store.records import (
     Changes,
     Event,
     GpuRow,
+    GpuUse,
     Loaded,
     Payload,
     PromiseRow,
+    Remembered,
     Submission,
 )
 

@@ -12,15 +12,16 @@ from pathlib import Path
 from typing import Protocol
 
 from gpusched_client.terms import GpuUuid, JobId, JobState
+from gpuschedd.core.attempt import AttemptReport, Cancel, Orders
 from gpuschedd.core.job import Job
 from gpuschedd.gpu.source import GpuInfo
-from gpuschedd.jobs.attempts import NO_EVIDENCE, Evidence, take_sighting
+from gpuschedd.jobs.attempts import NO_EVIDENCE, Evidence, apply_report
 from gpuschedd.jobs.controller import Change, Committed, Controller
 from gpuschedd.run import device_filter as devices
 from gpuschedd.run import environment as jobenv
-from gpuschedd.run.job_dir import Cancel, Orders, Spec
+from gpuschedd.run.job_dir import Spec
 from gpuschedd.run.launchers.direct import AccountGone, Bounds, LaunchDeferred, Launcher
-from gpuschedd.run.runner import DISOBEDIENCE_S, MakePlan, Plan, Runner, Sighting
+from gpuschedd.run.runner import DISOBEDIENCE_S, MakePlan, Plan, Runner
 from gpuschedd.store.records import Payload
 from gpuschedd.system.accounts import Accounts
 
@@ -112,21 +113,21 @@ class Actions:
             )
         )
 
-    def _report(self, sighting: Sighting) -> None:
-        if sighting.storage_error is not None:
-            self._controller.block_storage(sighting.storage_error)
-        job = self._controller.state.jobs.get(sighting.job_id)
-        if self._eyes is not None and job is not None and job.grants and _is_over(sighting):
-            task = asyncio.ensure_future(self._report_end(self._eyes(), job, sighting))
+    def _report(self, report: AttemptReport) -> None:
+        if report.storage_error is not None:
+            self._controller.block_storage(report.storage_error)
+        job = self._controller.state.jobs.get(report.job_id)
+        if self._eyes is not None and job is not None and job.grants and _is_over(report):
+            task = asyncio.ensure_future(self._report_end(self._eyes(), job, report))
             self._reports.add(task)
             task.add_done_callback(self._reports.discard)
             return
-        self._take(sighting, NO_EVIDENCE)
+        self._take(report, NO_EVIDENCE)
 
-    async def _report_end(self, eyes: Eyes, job: Job, sighting: Sighting) -> None:
+    async def _report_end(self, eyes: Eyes, job: Job, report: AttemptReport) -> None:
         """The driver forgets ended processes: its figures are read before the end is booked."""
         try:
-            seen = sighting.seen
+            seen = report.seen
             end = seen and (seen.exit or seen.ended)
             failed = end is not None and end.code != 0
             main_pid = seen.started.pid if seen and seen.started else None
@@ -134,11 +135,11 @@ class Actions:
         except Exception:
             log.exception("evidence_failed job=%d", job.job_id)
             evidence = NO_EVIDENCE
-        self._take(sighting, evidence)
+        self._take(report, evidence)
 
-    def _take(self, sighting: Sighting, evidence: Evidence) -> None:
+    def _take(self, report: AttemptReport, evidence: Evidence) -> None:
         clock = self._controller.clock
-        self._controller.tell(lambda batch: take_sighting(batch, clock, sighting, evidence))
+        self._controller.tell(lambda batch: apply_report(batch, clock, report, evidence))
 
     def _after_commit(self, committed: Committed) -> None:
         for change in committed.changes:
@@ -301,9 +302,9 @@ class Actions:
         )
 
 
-def _is_over(sighting: Sighting) -> bool:
-    seen = sighting.seen
-    if seen is None or sighting.processes_left:
+def _is_over(report: AttemptReport) -> bool:
+    seen = report.seen
+    if seen is None or report.processes_left:
         return False
     return seen.exit is not None or (seen.ended is not None and not seen.supervisor_alive)
 

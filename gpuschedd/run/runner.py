@@ -1,7 +1,7 @@
 """The I/O around one attempt: its directory, its launch, its supervisor's pidfd, its hints.
 
 Blocking work goes to threads, one thing at a time per attempt. What is found is reported as a
-Sighting; what it means is decided elsewhere.
+AttemptReport; what it means is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -13,22 +13,13 @@ import socket
 from collections.abc import Awaitable, Callable, Collection, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from gpusched_client.terms import JobId
+from gpuschedd.core.attempt import AttemptReport, Observation, Orders, StartedRecord
 from gpuschedd.gpu.attribution import Supervisor
-from gpuschedd.run.job_dir import (
-    JobDir,
-    JobDirCorrupt,
-    JobDirError,
-    Observation,
-    Orders,
-    Spec,
-    Started,
-    abandoned_in,
-)
+from gpuschedd.run.job_dir import JobDir, JobDirCorrupt, JobDirError, Spec, abandoned_in
 from gpuschedd.run.launchers.direct import (
     AccountGone,
     Bounds,
@@ -54,21 +45,6 @@ Plan = tuple[Spec, Bounds]
 MakePlan = Callable[[], Awaitable[Plan | None]]
 
 
-@dataclass(frozen=True, slots=True)
-class Sighting:
-    """What was found of one attempt."""
-
-    job_id: JobId
-    attempt: int
-    seen: Observation | None  # None: the directory cannot be read
-    processes_left: bool = False  # asked only when the supervisor is dead
-    launch_error: str | None = None
-    deferred: bool = False  # launch_error is the host's fault
-    account_gone: bool = False  # launch_error is that the job is nobody's any more
-    storage_error: str | None = None
-    detail: str | None = None
-
-
 class NoRoom(Exception):
     """The host does not take the claim for now, so nobody can say whether the attempt may run."""
 
@@ -81,7 +57,7 @@ class Runner:
         launcher: Launcher,
         jobs_root: Path,
         instance: str,
-        report: Callable[[Sighting], None],
+        report: Callable[[AttemptReport], None],
     ) -> None:
         self._launcher = launcher
         self._jobs_root = jobs_root
@@ -248,11 +224,11 @@ class Runner:
         log.warning("launch_failed job=%d attempt=%d error=%s", *key, error)
         if isinstance(error, LaunchStorage):
             await self._in_thread(lambda: self._remove_unstarted(key))
-            self._report(Sighting(*key, seen=None, storage_error=str(error)))
+            self._report(AttemptReport(*key, seen=None, storage_error=str(error)))
             return
         seen = await self._fenced(key)
         self._report(
-            Sighting(
+            AttemptReport(
                 *key,
                 seen=seen,
                 launch_error=str(error),
@@ -280,7 +256,7 @@ class Runner:
             self.look(key)
             return
         error = f"no supervisor within {LAUNCH_TIMEOUT_S:.0f} s"
-        self._report(Sighting(*key, seen=seen, launch_error=error))
+        self._report(AttemptReport(*key, seen=seen, launch_error=error))
 
     async def _fenced(self, key: Key) -> Observation | None:
         """Take the claim if it is free; what stands afterwards. None: not even that is possible.
@@ -337,7 +313,7 @@ class Runner:
         if seen is None:
             self.look(key)
         else:
-            self._report(Sighting(*key, seen=seen))
+            self._report(AttemptReport(*key, seen=seen))
 
     async def _recover(self, key: Key, orders: Orders, *, ran: bool) -> None:
         """Start-up: fence what nobody claimed, write the orders again for what lives.
@@ -402,12 +378,12 @@ class Runner:
                 await self._end_unreadable(key, "its job directory is gone")
             return False
         if seen.exit is not None or not await self._is_orphan(key, seen):
-            self._report(Sighting(*key, seen=seen))
+            self._report(AttemptReport(*key, seen=seen))
             return False
         left = await self._end_leftovers(key, seen.started)
         if seen.supervisor_alive:
             return True  # it died between the two looks
-        self._report(Sighting(*key, seen=seen, processes_left=left))
+        self._report(AttemptReport(*key, seen=seen, processes_left=left))
         if left:
             await asyncio.sleep(LEFTOVER_PAUSE_S)
         return left
@@ -417,7 +393,7 @@ class Runner:
         log.error("job_dir_unreadable job=%d attempt=%d error=%s", *key, text)
         while await self._end_leftovers(key, None):
             await asyncio.sleep(LEFTOVER_PAUSE_S)
-        self._report(Sighting(*key, seen=None, detail=text))
+        self._report(AttemptReport(*key, seen=None, detail=text))
 
     async def _is_orphan(self, key: Key, seen: Observation) -> bool:
         """Claimed by a supervisor that is dead; one that lives is watched from now on."""
@@ -425,7 +401,7 @@ class Runner:
             return False
         return await self._attach(key) is None
 
-    async def _end_leftovers(self, key: Key, started: Started | None) -> bool:
+    async def _end_leftovers(self, key: Key, started: StartedRecord | None) -> bool:
         """End the processes of an attempt without supervisor; True while some are left."""
         uid = self._uids.get(key)
         if uid is None:
@@ -514,5 +490,5 @@ class Runner:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
 
-def _unclaimed(key: Key, seen: Observation) -> Sighting:
-    return Sighting(*key, seen=seen, detail="found unclaimed at start-up")
+def _unclaimed(key: Key, seen: Observation) -> AttemptReport:
+    return AttemptReport(*key, seen=seen, detail="found unclaimed at start-up")

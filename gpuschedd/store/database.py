@@ -25,8 +25,6 @@ from gpusched_client.errors import StorageError
 from gpusched_client.terms import Cause, GpuUuid, JobId, JobState
 from gpuschedd.core.job import CancelOrder, Job
 from gpuschedd.core.model import Grant, Request, Topology
-from gpuschedd.gpu.health import Remembered
-from gpuschedd.gpu.metering import GpuUse
 from gpuschedd.store.migrations import MIGRATIONS, NEWEST, Migration
 from gpuschedd.store.records import (
     AccountRow,
@@ -36,9 +34,11 @@ from gpuschedd.store.records import (
     Changes,
     Event,
     GpuRow,
+    GpuUse,
     Loaded,
     Payload,
     PromiseRow,
+    Remembered,
     Submission,
     brief_of,
 )

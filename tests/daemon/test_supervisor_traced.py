@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from gpuschedd import supervisor
+from gpuschedd.core.attempt import Orders
 from gpuschedd.core.recovery import ClaimKind, Recovery, recover
-from gpuschedd.run.job_dir import JobDir, Orders
+from gpuschedd.run.job_dir import JobDir
 from gpuschedd.run.launchers.direct import DirectLauncher
 from tests.support.jobs import Host
 from tests.support.traces import joined_calls

@@ -19,14 +19,22 @@ from gpusched_client.errors import GpuschedError
 from gpusched_client.terms import GpuUuid, JobId
 from gpuschedd.config import keys as config
 from gpuschedd.core import admission
+from gpuschedd.core.attempt import (
+    AttemptReport,
+    Claim,
+    EndedRecord,
+    ExitRecord,
+    Observation,
+    Orders,
+    StartedRecord,
+)
 from gpuschedd.core.fairshare import Accounts
 from gpuschedd.core.model import Gpu
 from gpuschedd.jobs.controller import Controller
 from gpuschedd.jobs.orders import Caller
 from gpuschedd.jobs.state import State, policy_of
 from gpuschedd.run.dispatcher import Actions, Surroundings
-from gpuschedd.run.job_dir import Claim, Ended, Exit, Observation, Orders, Started
-from gpuschedd.run.runner import Key, Sighting
+from gpuschedd.run.runner import Key
 from gpuschedd.store.database import Store, StoreFull
 from gpuschedd.store.records import Changes, GpuRow
 from gpuschedd.system.clock import SchedulerClock
@@ -57,9 +65,9 @@ class Attempt:
     """A played attempt: what its directory would show."""
 
     claim: Claim | None = None
-    started: Started | None = None
-    ended: Ended | None = None
-    exit: Exit | None = None
+    started: StartedRecord | None = None
+    ended: EndedRecord | None = None
+    exit: ExitRecord | None = None
     is_dead: bool = False  # its supervisor was killed
 
     def seen(self) -> Observation:
@@ -94,9 +102,9 @@ class PlayedRunner:
     def __init__(self, host: Host) -> None:
         self.host, self.world = host, host.world
 
-    def report(self, sighting: Sighting) -> None:
+    def report(self, report: AttemptReport) -> None:
         """To the daemon that lives now."""
-        self.host.actions._report(sighting)
+        self.host.actions._report(report)
 
     def _claim(self, by: Any) -> Claim:
         return Claim(by, "boot", 1, 1)
@@ -106,7 +114,7 @@ class PlayedRunner:
         attempt = self.world.attempts.setdefault(key, Attempt())
         if self.world.random.random() < 0.1:
             attempt.claim = self._claim("daemon")
-            self.report(Sighting(*key, seen=attempt.seen(), launch_error="no such luck"))
+            self.report(AttemptReport(*key, seen=attempt.seen(), launch_error="no such luck"))
             return
         self.world.later(self.world.random.uniform(0.1, 3.0), lambda: self._start(key))
 
@@ -119,7 +127,7 @@ class PlayedRunner:
         if self.world.random.random() < 0.05:
             self._die(key)
             return
-        attempt.started = Started(2, 2, 2, self.world.clock.wall_s(), now, "boot")
+        attempt.started = StartedRecord(2, 2, 2, self.world.clock.wall_s(), now, "boot")
         self.world.ran[key[0]] = self.world.ran.get(key[0], 0) + 1
         self.look(key)
         job = self.host.controller.state.jobs.get(JobId(key[0]))
@@ -145,14 +153,14 @@ class PlayedRunner:
             "boottime_s": now,
             "boot_id": "boot",
         }
-        attempt.ended = Ended(**common)
+        attempt.ended = EndedRecord(**common)
         self.world.codes[key[0]] = code
         self.look(key)
 
         def gone() -> None:
             if attempt.is_dead:
                 return
-            attempt.exit = Exit(
+            attempt.exit = ExitRecord(
                 **common,
                 finished_at_s=self.world.clock.wall_s(),
                 cpu_user_s=1.0,
@@ -182,7 +190,7 @@ class PlayedRunner:
     def look(self, key: Key) -> None:
         attempt = self.world.attempts.get(key)
         if attempt is not None:
-            self.report(Sighting(*key, seen=attempt.seen()))
+            self.report(AttemptReport(*key, seen=attempt.seen()))
 
     def order(self, key: Key, orders: Orders) -> None:
         if orders.cancel is not None:

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Protocol
 
 from gpuschedd import supervisor
-from gpuschedd.run.job_dir import Claim, JobDir, Started, is_claim_alive
+from gpuschedd.core.attempt import Claim, StartedRecord
+from gpuschedd.run.job_dir import JobDir, is_claim_alive
 
 LAUNCH_DEADLINE_S = 20.0  # from the start of the interpreter to the claim: fsyncs on a slow disk
 REASON_BYTES_MAX = 2000
@@ -88,12 +89,12 @@ class Launcher(Protocol):
         """End a supervisor that does not obey its orders; its processes are then leftovers."""
 
     def leftovers(
-        self, job_id: int, attempt: int, instance: str, uid: int, started: Started | None
+        self, job_id: int, attempt: int, instance: str, uid: int, started: StartedRecord | None
     ) -> tuple[int, ...]:
         """Pids of the attempt's processes. Meant for a dead supervisor; a live one is not in it."""
 
     def kill_leftovers(
-        self, job_id: int, attempt: int, instance: str, uid: int, started: Started | None
+        self, job_id: int, attempt: int, instance: str, uid: int, started: StartedRecord | None
     ) -> tuple[int, ...]:
         """KILL them, again while new ones show up; returns those that live after 2 s."""
 
@@ -152,13 +153,13 @@ class DirectLauncher:
         os.close(pidfd)
 
     def leftovers(
-        self, job_id: int, attempt: int, instance: str, uid: int, started: Started | None
+        self, job_id: int, attempt: int, instance: str, uid: int, started: StartedRecord | None
     ) -> tuple[int, ...]:
         marks = _Marks(job_id, attempt, instance, uid, started)
         return tuple(pid for pid in supervisor.pids() if marks.match(pid) is not None)
 
     def kill_leftovers(
-        self, job_id: int, attempt: int, instance: str, uid: int, started: Started | None
+        self, job_id: int, attempt: int, instance: str, uid: int, started: StartedRecord | None
     ) -> tuple[int, ...]:
         deadline_s = time.monotonic() + KILL_DEADLINE_S
         while True:
@@ -191,7 +192,7 @@ class _Marks:
     """How the processes of one attempt are known: uid, and environment or session."""
 
     def __init__(
-        self, job_id: int, attempt: int, instance: str, uid: int, started: Started | None
+        self, job_id: int, attempt: int, instance: str, uid: int, started: StartedRecord | None
     ) -> None:
         self._uid = uid
         self._variables = {
@@ -226,7 +227,7 @@ class _Marks:
         return None
 
 
-def _session_of(started: Started | None) -> int | None:
+def _session_of(started: StartedRecord | None) -> int | None:
     """The recorded session where its number still is the job's.
 
     While any process of a session lives, the kernel gives its number to nobody else. A leader with

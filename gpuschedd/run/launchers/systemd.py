@@ -20,8 +20,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from gpuschedd import supervisor
+from gpuschedd.core.attempt import Claim, StartedRecord
 from gpuschedd.run import device_filter as devices
-from gpuschedd.run.job_dir import Claim, JobDir, Started, is_claim_alive
+from gpuschedd.run.job_dir import JobDir, is_claim_alive
 from gpuschedd.run.launchers.direct import (
     ENVIRONMENT,
     KILL_DEADLINE_S,
@@ -112,14 +113,14 @@ class SystemdLauncher(DirectLauncher):
             super().stop(claim)
 
     def leftovers(
-        self, job_id: int, attempt: int, instance: str, uid: int, started: Started | None
+        self, job_id: int, attempt: int, instance: str, uid: int, started: StartedRecord | None
     ) -> tuple[int, ...]:
         """The processes in the unit's cgroup, whoever they became and whatever they left."""
         del instance, uid, started
         return _members(unit_of(job_id, attempt) + ".service")
 
     def kill_leftovers(
-        self, job_id: int, attempt: int, instance: str, uid: int, started: Started | None
+        self, job_id: int, attempt: int, instance: str, uid: int, started: StartedRecord | None
     ) -> tuple[int, ...]:
         """PID 1 kills what a dead supervisor leaves by itself; this asks it to, and looks."""
         unit = unit_of(job_id, attempt)

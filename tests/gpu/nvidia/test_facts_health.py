@@ -8,8 +8,9 @@ import pytest
 
 from gpuschedd.config.keys import Nvml
 from gpuschedd.core.model import GpuState
-from gpuschedd.gpu.health import HealthBook, Remembered
+from gpuschedd.gpu.health import HealthBook
 from gpuschedd.gpu.source import GpuSourceDown
+from gpuschedd.store.records import Remembered
 from tests.gpu.nvidia.test_facts_library import wait_for_backoff
 from tests.support.fake_nvml.driver import UNKNOWN, XID, FakeDriver, uuid_of
 from tests.support.gpus import Judge, Source

@@ -11,8 +11,8 @@ import pytest
 
 from gpusched_client.errors import Conflict
 from gpusched_client.wire.protocol import BackupRequest
+from gpuschedd.api.backups import Backups
 from gpuschedd.store import backup
-from gpuschedd.store.backup import Backups
 from gpuschedd.store.database import DATABASE_NAME, Store
 
 
