@@ -16,7 +16,7 @@ from typing import Any
 
 from gpusched_client.errors import Invalid
 from gpusched_client.units import UNLIMITED_S, parse_bytes, parse_duration
-from gpuschedd.gpu.simulated.source import parse_host
+from gpuschedd.core.hostspec import SIMULATED_GPUS_MAX, parse_host
 
 CONFIG_BYTES_MAX = 256 * 1024
 SECONDS_MAX = 10 * 365 * 86_400  # of a duration
@@ -80,7 +80,7 @@ def _host(value: Any) -> str:
     text = _text(value)
     if text:
         try:
-            parse_host(text)
+            parse_host(text, gpus_max=SIMULATED_GPUS_MAX)
         except Invalid as error:
             raise ValueError(str(error)) from error
     return text
