@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from gpusched_client.terms import Cause, JobState
 from gpuschedd.core.attempt import AttemptReport, EndedRecord, ExitRecord, Observation
 from gpuschedd.core.job import Dropped, Gone, Job, MainEnded, NeverRan, Retried, Started
-from gpuschedd.core.recovery import ClaimKind, Recovery, recover
+from gpuschedd.core.recovery import Facts, Recovery, facts_reported, recover
 from gpuschedd.core.retry import next_request
 from gpuschedd.jobs.holds import HOLD_ACCOUNT
 from gpuschedd.jobs.orders import cancel_text
@@ -41,47 +41,44 @@ def apply_report(
     if job is None or job.attempt != report.attempt or not job.holds_gpus:
         return
     seen = report.seen
-    if seen is None:
-        _take_unreadable(batch, job, report)
-        return
-    job = _advance_alive(batch, clock, job, seen)
-    if seen.exit is not None:
-        _finish(batch, job, seen.exit, evidence)
-        return
-    verdict = recover(
-        _claim_kind(seen),
-        supervisor_alive=seen.supervisor_alive,
-        started=seen.started is not None,
-        ended=seen.ended is not None,
-        exit=False,
+    if seen is not None:
+        job = _advance_alive(batch, clock, job, seen)
+    facts = facts_reported(
+        report,
+        ran=job.state is not JobState.CONFIGURING,
         cancel_requested=job.cancel is not None,
-        processes_left=report.processes_left,
     )
-    match verdict:
+    match recover(facts):
+        case Recovery.FINAL_FROM_EXIT:
+            assert seen is not None
+            assert seen.exit is not None
+            _finish(batch, job, seen.exit, evidence)
         case Recovery.FINAL_FROM_ENDED:
+            assert seen is not None
             assert seen.ended is not None
             _finish(batch, job, seen.ended, evidence)
         case Recovery.NODE_FAIL:
-            _node_fail(batch, job, "its supervisor ended without an exit record")
-        case Recovery.CANCELLED | Recovery.REQUEUE:
-            _take_never_ran(batch, job, report)
-        case _:
-            pass  # it is under way: unclaimed yet, watched, or with processes that are being ended
+            _node_fail(batch, job, _why_unknown(facts, report))
+        case Recovery.CANCELLED:
+            _drop_cancelled(batch, job)
+        case Recovery.REQUEUE:
+            _requeue(batch, job, report)
+        case (
+            Recovery.REQUEUE_AFTER_FENCE
+            | Recovery.CANCEL_AFTER_FENCE
+            | Recovery.ADOPT
+            | Recovery.WAIT_FOR_PROCESSES
+        ):
+            pass  # the runner's part: it fences, watches, or ends what is left
 
 
-def _take_never_ran(batch: Batch, job: Job, report: AttemptReport) -> None:
-    """By the directory nothing of this attempt ran or can."""
-    if job.state is JobState.CONFIGURING:
-        requeue(batch, job, report)
-    else:
-        # It did run, so its directory was lost: once more would be twice.
-        _node_fail(batch, job, "its job directory is gone")
-
-
-def _claim_kind(seen: Observation) -> ClaimKind:
-    if seen.claim is None:
-        return ClaimKind.NONE
-    return ClaimKind.SUPERVISOR if seen.claim.by == "supervisor" else ClaimKind.DAEMON
+def _why_unknown(facts: Facts, report: AttemptReport) -> str:
+    """Why nobody can say how the attempt ended."""
+    if facts.unreadable:
+        return report.detail or "its job directory cannot be read"
+    if facts.lost:
+        return "its job directory is gone"
+    return "its supervisor ended without an exit record"
 
 
 def _advance_alive(batch: Batch, clock: SchedulerClock, job: Job, seen: Observation) -> Job:
@@ -190,14 +187,6 @@ def _node_fail(batch: Batch, job: Job, detail: str) -> None:
     batch.note("job_ended", gone, state=str(gone.state), detail=detail)
 
 
-def _take_unreadable(batch: Batch, job: Job, report: AttemptReport) -> None:
-    """No directory to read: a failed launch says that nothing ran, else the end is unknown."""
-    if job.state is JobState.CONFIGURING and (report.storage_error or report.launch_error):
-        requeue(batch, job, report)
-    else:
-        _node_fail(batch, job, report.detail or "its job directory cannot be read")
-
-
 def _drop_cancelled(batch: Batch, job: Job) -> None:
     assert job.cancel is not None
     after = batch.advance(
@@ -207,11 +196,8 @@ def _drop_cancelled(batch: Batch, job: Job) -> None:
     batch.note("job_ended", after, state=str(after.state), by=job.cancel.by)
 
 
-def requeue(batch: Batch, job: Job, report: AttemptReport) -> None:
+def _requeue(batch: Batch, job: Job, report: AttemptReport) -> None:
     """PENDING with the next attempt; a failed launch backs off and at last holds the job."""
-    if job.cancel is not None:
-        _drop_cancelled(batch, job)
-        return
     after = batch.advance(job, _never_ran(batch, job, report))
     if report.storage_error is None and report.launch_error is None:
         after = replace(after, launch_failures=0)

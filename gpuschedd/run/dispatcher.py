@@ -21,7 +21,7 @@ from gpuschedd.run import device_filter as devices
 from gpuschedd.run import environment as jobenv
 from gpuschedd.run.job_dir import Spec
 from gpuschedd.run.launchers.direct import AccountGone, Bounds, LaunchDeferred, Launcher
-from gpuschedd.run.runner import DISOBEDIENCE_S, MakePlan, Plan, Runner
+from gpuschedd.run.runner import DISOBEDIENCE_S, LaunchPlan, MakePlan, Runner
 from gpuschedd.store.records import Payload
 from gpuschedd.system.accounts import Accounts
 
@@ -185,7 +185,7 @@ class Actions:
             timer.cancel()
 
     def _plan_maker(self, job: Job) -> MakePlan:
-        async def make() -> Plan | None:
+        async def make() -> LaunchPlan | None:
             if self._around.is_system:
                 await self._check_account(job)
             await self._look_again(job)

@@ -15,12 +15,13 @@ import pytest
 from gpusched_client.terms import JobId
 from gpuschedd import supervisor
 from gpuschedd.core.attempt import AttemptReport, Claim, Observation, Orders
+from gpuschedd.gpu.attribution import JobKey
 from gpuschedd.run import runner as runner_module
 from gpuschedd.run.job_dir import JobDir
 from gpuschedd.run.launchers.direct import Bounds, DirectLauncher, LaunchFailed
-from gpuschedd.run.runner import Key, Runner
+from gpuschedd.run.runner import Runner
 
-KEY: Key = (JobId(7), 1)
+KEY: JobKey = (JobId(7), 1)
 ORDERS = Orders(time_limit_s=60.0, cancel=None, signals=())
 
 
@@ -214,7 +215,7 @@ def test_orders_wake_the_supervisor_though_no_descriptor_was_left(
     monkeypatch.setattr(launcher, "attach", attach)
 
     async def story(runner: Runner) -> None:
-        runner._uids[KEY] = os.getuid()
+        runner._track(KEY, os.getuid())
         runner.order(KEY, ORDERS)
         await asyncio.wait_for(woken.wait(), 30)
 

@@ -30,11 +30,11 @@ from gpuschedd.core.attempt import (
 )
 from gpuschedd.core.fairshare import Accounts
 from gpuschedd.core.model import Gpu
+from gpuschedd.gpu.attribution import JobKey
 from gpuschedd.jobs.controller import Controller
 from gpuschedd.jobs.orders import Caller
 from gpuschedd.jobs.state import State, policy_of
 from gpuschedd.run.dispatcher import Actions, Surroundings
-from gpuschedd.run.runner import Key
 from gpuschedd.store.database import Store, StoreFull
 from gpuschedd.store.records import Changes, GpuRow
 from gpuschedd.system.clock import SchedulerClock
@@ -82,7 +82,7 @@ class World:
 
     random: random.Random
     clock: VirtualClock = field(default_factory=VirtualClock)
-    attempts: dict[Key, Attempt] = field(default_factory=dict)
+    attempts: dict[JobKey, Attempt] = field(default_factory=dict)
     ran: dict[int, int] = field(default_factory=dict)  # job -> how often its main process started
     codes: dict[int, int | None] = field(default_factory=dict)  # job -> what its main process left
     agenda: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
@@ -109,7 +109,7 @@ class PlayedRunner:
     def _claim(self, by: Any) -> Claim:
         return Claim(by, "boot", 1, 1)
 
-    def launch(self, key: Key, uid: int, spec: object) -> None:
+    def launch(self, key: JobKey, uid: int, spec: object) -> None:
         del uid, spec
         attempt = self.world.attempts.setdefault(key, Attempt())
         if self.world.random.random() < 0.1:
@@ -118,7 +118,7 @@ class PlayedRunner:
             return
         self.world.later(self.world.random.uniform(0.1, 3.0), lambda: self._start(key))
 
-    def _start(self, key: Key) -> None:
+    def _start(self, key: JobKey) -> None:
         attempt = self.world.attempts.get(key)
         if attempt is None or attempt.claim is not None:
             return
@@ -135,7 +135,7 @@ class PlayedRunner:
         longest_s = min(400.0, limit_s or 400.0)
         self.world.later(self.world.random.uniform(1.0, longest_s), lambda: self._end(key, "exit"))
 
-    def _end(self, key: Key, cause: str) -> None:
+    def _end(self, key: JobKey, cause: str) -> None:
         attempt = self.world.attempts.get(key)
         if attempt is None or attempt.ended is not None or attempt.is_dead:
             return
@@ -172,7 +172,7 @@ class PlayedRunner:
 
         self.world.later(self.world.random.uniform(0.0, 9.0), gone)
 
-    def _die(self, key: Key) -> None:
+    def _die(self, key: JobKey) -> None:
         """kill -9 of the supervisor: what it has not written is never known."""
         attempt = self.world.attempts.get(key)
         if attempt is not None and attempt.claim is not None and attempt.exit is None:
@@ -187,16 +187,16 @@ class PlayedRunner:
         if alive:
             self._die(self.world.random.choice(alive))
 
-    def look(self, key: Key) -> None:
+    def look(self, key: JobKey) -> None:
         attempt = self.world.attempts.get(key)
         if attempt is not None:
             self.report(AttemptReport(*key, seen=attempt.seen()))
 
-    def order(self, key: Key, orders: Orders) -> None:
+    def order(self, key: JobKey, orders: Orders) -> None:
         if orders.cancel is not None:
             self.world.later(0.2, lambda: self._end(key, "cancelled"))
 
-    def fence(self, key: Key, orders: Orders) -> None:
+    def fence(self, key: JobKey, orders: Orders) -> None:
         attempt = self.world.attempts.setdefault(key, Attempt())
         if attempt.claim is None:
             attempt.claim = self._claim("daemon")
@@ -204,13 +204,13 @@ class PlayedRunner:
         else:
             self.order(key, orders)
 
-    def forget(self, key: Key) -> None:
+    def forget(self, key: JobKey) -> None:
         self.world.attempts.pop(key, None)
 
-    def stop_disobedient(self, key: Key) -> None:
+    def stop_disobedient(self, key: JobKey) -> None:
         del key
 
-    def recover(self, key: Key, orders: Orders) -> None:
+    def recover(self, key: JobKey, orders: Orders) -> None:
         """As at start-up: fence what nobody claimed, order again, look."""
         attempt = self.world.attempts.setdefault(key, Attempt())
         if attempt.claim is None:
