@@ -84,9 +84,10 @@ from gpuschedd.core.plan import plan as make_plan
 from gpuschedd.core.plan import reason_of
 from gpuschedd.core.priority import queue_order
 from gpuschedd.gpu.source import UsedGpu, parent_index
-from gpuschedd.jobs import holds, orders
+from gpuschedd.jobs import cancel, holds, submit, update
 from gpuschedd.jobs.controller import Controller
-from gpuschedd.jobs.orders import Caller
+from gpuschedd.jobs.outcomes import not_yours
+from gpuschedd.jobs.principal import Principal
 from gpuschedd.jobs.state import Batch
 from gpuschedd.store.database import History
 from gpuschedd.store.readers import Reads
@@ -200,7 +201,7 @@ class Handlers:
         self._audience = audience
         self._outlook = outlook
         self._reads = Reads(history)
-        self._callers: dict[int, asyncio.Future[Caller]] = {}
+        self._callers: dict[int, asyncio.Future[Principal]] = {}
         self._walk: _Walk | None = None
         self._denials: dict[tuple[int, int], int] = {}
         self._waits: dict[int, int] = {}
@@ -236,7 +237,7 @@ class Handlers:
             raise Denied(f"{method} is for {who}; you are {caller.user} (uid {caller.uid})")
         return await self._table[type(request)](connection, caller, request)
 
-    def _has_right(self, caller: Caller, method: str) -> bool:
+    def _has_right(self, caller: Principal, method: str) -> bool:
         right = RIGHTS.get(method)
         if right is Right.ROOT:
             return caller.uid in (0, self._outlook.own_uid)
@@ -248,7 +249,7 @@ class Handlers:
 
     # --- who ----------------------------------------------------------------------------------
 
-    async def _caller(self, peer: Peer) -> Caller:
+    async def _caller(self, peer: Peer) -> Principal:
         """The peer with name and rights, asked of the system every few seconds at most per uid.
 
         Requests that wait for the same answer go on in the order they came.
@@ -262,12 +263,12 @@ class Handlers:
         caller = known.result() if known.done() else await asyncio.shield(known)
         return caller if caller.pid == peer.pid else replace(caller, pid=peer.pid)
 
-    def _forget_failure(self, uid: int, done: asyncio.Future[Caller]) -> None:
+    def _forget_failure(self, uid: int, done: asyncio.Future[Principal]) -> None:
         """A name service that did not answer is asked again by the next request."""
         if not done.cancelled() and done.exception() is not None:
             self._callers.pop(uid, None)
 
-    async def _look_up(self, peer: Peer) -> Caller:
+    async def _look_up(self, peer: Peer) -> Principal:
         config = self._controller.state.config
         try:
             caller = await self._accounts.ask(lambda: self._identify(peer, config.admin_group))
@@ -281,11 +282,11 @@ class Handlers:
             caller = replace(caller, barred=text)
         return caller
 
-    def _identify(self, peer: Peer, admin_group: str) -> Caller:
+    def _identify(self, peer: Peer, admin_group: str) -> Principal:
         """Name and rights of a peer. Blocks."""
         user = user_name(peer.uid)
         if self._outlook.mode == "user":
-            return Caller(peer.uid, user, peer.pid, peer.uid == self._outlook.own_uid)
+            return Principal(peer.uid, user, peer.pid, peer.uid == self._outlook.own_uid)
         is_admin = peer.uid == 0 or (bool(admin_group) and in_group(peer.uid, admin_group))
         barred = None
         if user == str(peer.uid):
@@ -295,13 +296,13 @@ class Handlers:
                 f"jobs of {user} (uid {peer.uid}, below UID_MIN) are not taken here; submit as a "
                 "person, for instance `runuser -u NAME -- gsub ...`, or set jobs.system_users"
             )
-        return Caller(peer.uid, user, peer.pid, is_admin, barred=barred)
+        return Principal(peer.uid, user, peer.pid, is_admin, barred=barred)
 
     def forget_callers(self) -> None:
         """The configuration changed: rights are looked up again."""
         self._callers.clear()
 
-    def _audit_denial(self, caller: Caller, method: str, detail: str) -> None:
+    def _audit_denial(self, caller: Principal, method: str, detail: str) -> None:
         """On record, up to a number an hour; a flood of denials does not become a flood of rows."""
         now_s = self._controller.clock.wall_s()
         key = (caller.uid, int(now_s // 3600))
@@ -314,16 +315,16 @@ class Handlers:
             row = AuditRow(now_s, caller.uid, caller.pid, method, "denied", detail)
             self._controller.tell(lambda batch: batch.audits.append(row))
 
-    def _hides_names(self, caller: Caller) -> bool:
+    def _hides_names(self, caller: Principal) -> bool:
         """Whether the names of others' jobs are not for this caller."""
         return self._controller.state.config.private and not caller.is_admin
 
-    async def _read(self, caller: Caller, work: Callable[[History], T]) -> T:
+    async def _read(self, caller: Principal, work: Callable[[History], T]) -> T:
         return await self._reads.ask(caller.uid, work)
 
     # --- methods ------------------------------------------------------------------------------
 
-    async def _hello(self, _connection: Connection, caller: Caller, _request: Hello) -> Response:
+    async def _hello(self, _connection: Connection, caller: Principal, _request: Hello) -> Response:
         return HelloResult(
             protocol=PROTOCOL_VERSION,
             version=__version__,
@@ -334,7 +335,7 @@ class Handlers:
         )
 
     async def _submit(
-        self, _connection: Connection, caller: Caller, request: SubmitRequest
+        self, _connection: Connection, caller: Principal, request: SubmitRequest
     ) -> Response:
         if request.dry_run:
             return self._dry_run(caller, request)
@@ -344,11 +345,11 @@ class Handlers:
         if request.submission_id and state.submissions_forgotten and earlier is None:
             earlier = await self._read(caller, lambda history: history.submission(*key))
         result: SubmitResult = await self._controller.ask(
-            lambda batch: orders.submit(batch, caller, request, earlier)
+            lambda batch: submit.submit(batch, caller, request, earlier)
         )
         return self._advised(caller, result)
 
-    def _advised(self, caller: Caller, result: SubmitResult) -> SubmitResult:
+    def _advised(self, caller: Principal, result: SubmitResult) -> SubmitResult:
         """With a warning where foreign use, drains or a limit of the user's are in the way."""
         state = self._controller.state
         ids = map(JobId, result.job_ids)
@@ -357,12 +358,12 @@ class Handlers:
         advice = (*beyond_limit(jobs, most), *advice_for(jobs, state.gpus, state.policy))
         return replace(result, warnings=(*result.warnings, *advice)) if advice else result
 
-    def _dry_run(self, caller: Caller, request: SubmitRequest) -> SubmitResult:
+    def _dry_run(self, caller: Principal, request: SubmitRequest) -> SubmitResult:
         """What would happen to the jobs if they were submitted now. Stores nothing."""
         state = self._controller.state
         batch = self._controller.new_batch()
         child = batch.child()
-        result = orders.submit(child, caller, replace(request, submission_id=None), None)
+        result = submit.submit(child, caller, replace(request, submission_id=None), None)
         trial = [child.job(JobId(job_id)) for job_id in result.job_ids]
         jobs = [job for job in trial if job is not None and job.hold is None]
         snapshot = self._controller.snapshot_with(jobs)
@@ -387,7 +388,7 @@ class Handlers:
         return replace(result, job_ids=(), would_start=tuple(would_start), reasons=tuple(reasons))
 
     async def _jobs(
-        self, _connection: Connection, caller: Caller, request: JobsRequest
+        self, _connection: Connection, caller: Principal, request: JobsRequest
     ) -> Response:
         since_s = None
         if request.ended_within_s is not None:
@@ -412,7 +413,7 @@ class Handlers:
         )
         return JobsResult(jobs=await self._views(caller, jobs), total=total)
 
-    async def _views(self, caller: Caller, jobs: Iterable[Job]) -> tuple[JobView, ...]:
+    async def _views(self, caller: Principal, jobs: Iterable[Job]) -> tuple[JobView, ...]:
         """As the caller may see them, each as it is given: jobs of different instants would
         contradict each other. Others have their turns in between.
         """
@@ -449,7 +450,7 @@ class Handlers:
         return await asyncio.shield(walk.found)
 
     async def _queue(
-        self, _connection: Connection, caller: Caller, request: QueueRequest
+        self, _connection: Connection, caller: Principal, request: QueueRequest
     ) -> Response:
         state = self._controller.state
         await self._budget.turn(caller.uid, request.limit)
@@ -486,7 +487,7 @@ class Handlers:
             if job.state is JobState.PENDING and job_id not in state.queues:
                 yield job, None
 
-    async def _job(self, _connection: Connection, caller: Caller, request: JobQuery) -> Response:
+    async def _job(self, _connection: Connection, caller: Principal, request: JobQuery) -> Response:
         job_id = JobId(request.job_id)
         job = await self._find(caller, job_id)
         (view,) = await self._views(caller, [job])
@@ -526,7 +527,7 @@ class Handlers:
                 )
         return view
 
-    async def _find(self, caller: Caller, job_id: JobId) -> Job:
+    async def _find(self, caller: Principal, job_id: JobId) -> Job:
         job = self._controller.state.jobs.get(job_id)
         if job is None:
             job = await self._read(caller, lambda history: history.job(job_id))
@@ -535,9 +536,9 @@ class Handlers:
         return job
 
     async def _cancel(
-        self, _connection: Connection, caller: Caller, request: CancelRequest
+        self, _connection: Connection, caller: Principal, request: CancelRequest
     ) -> Response:
-        outcomes = await self._controller.ask(lambda batch: orders.cancel(batch, caller, request))
+        outcomes = await self._controller.ask(lambda batch: cancel.cancel(batch, caller, request))
         outcomes = await self._with_finals(caller, outcomes, self._cancel_of_final)
         self._audit_outcomes(caller, "cancel", outcomes)
         return CancelResult(outcomes=outcomes)
@@ -558,7 +559,7 @@ class Handlers:
 
     async def _with_finals(
         self,
-        caller: Caller,
+        caller: Principal,
         outcomes: tuple[protocol.Outcome, ...],
         of_final: Callable[[Job], protocol.Outcome],
     ) -> tuple[protocol.Outcome, ...]:
@@ -574,25 +575,25 @@ class Handlers:
             if entry.code != NotFound.code or job is None or not job.is_final:
                 return entry
             if not caller.may_change(job):
-                denied = orders.not_yours(job)
+                denied = not_yours(job)
                 return replace(entry, code=denied.code, text=denied.message)
             return of_final(job)
 
         return tuple(outcome_of(entry) for entry in outcomes)
 
     def _audit_outcomes(
-        self, caller: Caller, method: str, outcomes: Iterable[protocol.Outcome]
+        self, caller: Principal, method: str, outcomes: Iterable[protocol.Outcome]
     ) -> None:
         for outcome in outcomes:
             if outcome.code == "denied":
                 self._audit_denial(caller, method, f"job {outcome.job_id}")
 
     async def _update(
-        self, _connection: Connection, caller: Caller, request: UpdateRequest
+        self, _connection: Connection, caller: Principal, request: UpdateRequest
     ) -> Response:
         controller = self._controller
         outcomes = await controller.ask(
-            lambda batch: orders.update(
+            lambda batch: update.update(
                 batch,
                 caller,
                 request,
@@ -604,7 +605,7 @@ class Handlers:
         return UpdateResult(outcomes=outcomes)
 
     async def _wait(
-        self, _connection: Connection, caller: Caller, request: WaitRequest
+        self, _connection: Connection, caller: Principal, request: WaitRequest
     ) -> Response:
         job_ids = [JobId(job_id) for job_id in request.job_ids]
         for job_id in job_ids:
@@ -622,7 +623,7 @@ class Handlers:
         return WaitResult(jobs=await self._views(caller, jobs), timed_out=not done)
 
     async def _watch(
-        self, connection: Connection, caller: Caller, request: WatchRequest
+        self, connection: Connection, caller: Principal, request: WatchRequest
     ) -> Response:
         if connection.is_watching:
             raise Conflict("this connection has a watch already; open another for a second one")
@@ -650,7 +651,7 @@ class Handlers:
             asyncio.get_running_loop().call_soon(watcher.release, missed, forgotten)
         return WatchResult(last_event_id=last)
 
-    def _event(self, caller: Caller, number: int, event: Event) -> protocol.Event:
+    def _event(self, caller: Principal, number: int, event: Event) -> protocol.Event:
         if not (caller.is_admin or event.uid in (None, caller.uid)):
             event = views.event_of_another(event, hides_name=self._hides_names(caller))
         return protocol.Event(
@@ -665,7 +666,7 @@ class Handlers:
         )
 
     async def _gpus(
-        self, _connection: Connection, _caller: Caller, _request: GpusRequest
+        self, _connection: Connection, _caller: Principal, _request: GpusRequest
     ) -> Response:
         return GpusResult(gpus=tuple(self._gpu_views()), problem=self._outlook.gpu_problem())
 
@@ -675,7 +676,7 @@ class Handlers:
         )
 
     async def _usage(
-        self, _connection: Connection, _caller: Caller, _request: UsageRequest
+        self, _connection: Connection, _caller: Principal, _request: UsageRequest
     ) -> Response:
         controller = self._controller
         state, snapshot = controller.state, controller.snapshot()
@@ -700,7 +701,7 @@ class Handlers:
         return UsageResult(users=tuple(users[:10_000]))
 
     async def _stats(
-        self, _connection: Connection, caller: Caller, _request: StatsRequest
+        self, _connection: Connection, caller: Principal, _request: StatsRequest
     ) -> Response:
         states, promises = await self._read(
             caller, lambda history: (history.state_counts(), history.promise_outcomes())
@@ -721,19 +722,19 @@ class Handlers:
         return StatsResult(counters=counters)
 
     async def _drain(
-        self, _connection: Connection, caller: Caller, request: DrainRequest
+        self, _connection: Connection, caller: Principal, request: DrainRequest
     ) -> Response:
         view = await self._set_drained(caller, request.gpu, request.reason, "drain")
         return DrainResult(gpu=view)
 
     async def _resume(
-        self, _connection: Connection, caller: Caller, request: ResumeRequest
+        self, _connection: Connection, caller: Principal, request: ResumeRequest
     ) -> Response:
         view = await self._set_drained(caller, request.gpu, None, "resume")
         return ResumeResult(gpu=view)
 
     async def _gpus_release(
-        self, _connection: Connection, caller: Caller, request: GpusReleaseRequest
+        self, _connection: Connection, caller: Principal, request: GpusReleaseRequest
     ) -> Response:
         """No client of the driver is ours until gpus_resume: its GPUs can be reconfigured."""
         await self._note_gpus(caller, "gpus_release", "gpus_released", request.reason)
@@ -741,13 +742,15 @@ class Handlers:
         return GpusResult(gpus=tuple(self._gpu_views()))
 
     async def _gpus_resume(
-        self, _connection: Connection, caller: Caller, _request: GpusResumeRequest
+        self, _connection: Connection, caller: Principal, _request: GpusResumeRequest
     ) -> Response:
         await self._note_gpus(caller, "gpus_resume", "gpus_reopened", None)
         await self._outlook.reopen_gpus()
         return GpusResult(gpus=tuple(self._gpu_views()), problem=self._outlook.gpu_problem())
 
-    async def _note_gpus(self, caller: Caller, method: str, kind: str, reason: str | None) -> None:
+    async def _note_gpus(
+        self, caller: Principal, method: str, kind: str, reason: str | None
+    ) -> None:
         def act(batch: Batch) -> None:
             batch.note(kind, None, by=caller.user, reason=reason)
             batch.audits.append(
@@ -757,7 +760,7 @@ class Handlers:
         await self._controller.ask(act)
 
     async def _set_drained(
-        self, caller: Caller, name: str, reason: str | None, method: str
+        self, caller: Principal, name: str, reason: str | None, method: str
     ) -> GpuView:
         uuid = self._gpu_named(name)
 
@@ -797,32 +800,34 @@ class Handlers:
         return found[0]
 
     async def _reload(
-        self, _connection: Connection, caller: Caller, _request: ReloadRequest
+        self, _connection: Connection, caller: Principal, _request: ReloadRequest
     ) -> Response:
         changed = await self._outlook.reload()
         self._audit_done(caller, "reload", ", ".join(changed))
         return ReloadResult(changed=changed)
 
-    def _audit_done(self, caller: Caller, method: str, detail: str) -> None:
+    def _audit_done(self, caller: Principal, method: str, detail: str) -> None:
         row = AuditRow(
             self._controller.clock.wall_s(), caller.uid, caller.pid, method, "done", detail
         )
         self._controller.tell(lambda batch: batch.audits.append(row))
 
-    async def _top(self, _connection: Connection, caller: Caller, request: TopRequest) -> Response:
+    async def _top(
+        self, _connection: Connection, caller: Principal, request: TopRequest
+    ) -> Response:
         job_id = JobId(request.job_id)
-        outcome = await self._controller.ask(lambda batch: orders.top(batch, caller, job_id))
+        outcome = await self._controller.ask(lambda batch: update.top(batch, caller, job_id))
         (outcome,) = await self._with_finals(caller, (outcome,), self._update_of_final)
         self._audit_outcomes(caller, "top", (outcome,))
         return TopResult(outcome=outcome)
 
     async def _status(
-        self, _connection: Connection, caller: Caller, _request: StatusRequest
+        self, _connection: Connection, caller: Principal, _request: StatusRequest
     ) -> Response:
         return await self._outlook.status.take(for_admin=caller.is_admin)
 
     async def _backup(
-        self, connection: Connection, caller: Caller, request: BackupRequest
+        self, connection: Connection, caller: Principal, request: BackupRequest
     ) -> Response:
         result = await self._outlook.backups.answer(request, connection.on_close)
         if request.backup_id is None:

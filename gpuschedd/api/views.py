@@ -16,8 +16,8 @@ from gpuschedd.core.plan import reason_of
 from gpuschedd.gpu.metering import next_vram_bytes, verdict
 from gpuschedd.gpu.source import UsedGpu
 from gpuschedd.jobs.holds import HOLD_ACCOUNT, HOLD_CONFIG
-from gpuschedd.jobs.orders import limit_on_wire
 from gpuschedd.jobs.state import State
+from gpuschedd.jobs.submit import limit_on_wire
 from gpuschedd.run.environment import DEFAULT_OUTPUT
 from gpuschedd.store.records import Brief, Event, GpuUse, Payload, peak_of
 from gpuschedd.system.clock import SchedulerClock

@@ -63,7 +63,6 @@ def policy_of(config: Config) -> Policy:
         min_share=sharing.min_share,
         kill_grace_s=scheduling.kill_grace_s,
         max_cpu_jobs=scheduling.max_cpu_jobs,
-        max_time_limit_s=scheduling.max_time_limit_s,
         shares=config.shares,
         billing=config.billing,
     )

@@ -32,7 +32,7 @@ from gpuschedd.core.fairshare import Accounts
 from gpuschedd.core.model import Gpu
 from gpuschedd.gpu.attribution import JobKey
 from gpuschedd.jobs.controller import Controller
-from gpuschedd.jobs.orders import Caller
+from gpuschedd.jobs.principal import Principal
 from gpuschedd.jobs.state import State, policy_of
 from gpuschedd.run.dispatcher import Actions, Surroundings
 from gpuschedd.store.database import Store, StoreFull
@@ -347,5 +347,5 @@ class Host:
         self.controller.poke()
         await self.settle()
 
-    def caller(self, uid: int) -> Caller:
-        return Caller(uid, f"user{uid}", 1, is_admin=False)
+    def caller(self, uid: int) -> Principal:
+        return Principal(uid, f"user{uid}", 1, is_admin=False)

@@ -15,7 +15,7 @@ from gpusched_client.wire.protocol import JobRequest, JobsRequest, QueueRequest,
 from gpuschedd.api.handlers import VIEWS_AT_ONCE, Handlers
 from gpuschedd.api.limits import Budget
 from gpuschedd.api.subscriptions import Audience
-from gpuschedd.jobs import orders
+from gpuschedd.jobs import submit as jobs_submit
 from gpuschedd.store.database import History
 from tests.sim.harness import Host
 
@@ -39,7 +39,7 @@ async def _handlers(host: Host, rest_s: float) -> Handlers:
     owner = host.caller(1001)
     whole = JobRequest(argv=(b"true",), cwd=b"/", environment={}, gpus=1, time_limit_s=60)
     wanted = SubmitRequest(jobs=(whole,) * JOBS)
-    await host.ask(lambda batch: orders.submit(batch, owner, wanted, None))
+    await host.ask(lambda batch: jobs_submit.submit(batch, owner, wanted, None))
     await host.pass_time(5.0)
     history = History(host.store.path)
     outlook: Any = SimpleNamespace(mode="user", own_uid=1001)
