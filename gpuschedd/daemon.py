@@ -17,6 +17,7 @@ from typing import Any
 
 from gpusched_client.errors import GpuschedError, StorageError
 from gpusched_client.simulation import DIRECTORY_NAME, SYSTEM_DIR
+from gpusched_client.terms import HoldKind
 from gpuschedd import __version__
 from gpuschedd.api.backups import Backups
 from gpuschedd.api.handlers import Handlers, Outlook
@@ -373,7 +374,7 @@ class Daemon:
             await asyncio.sleep(ACCOUNTS_EVERY_S)
             back = []
             for job in tuple(self.controller.state.jobs.values()):
-                if job.hold != holds.HOLD_ACCOUNT:
+                if job.hold != HoldKind.ACCOUNT:
                     continue
                 try:
                     if await self.accounts.problem_of(job.user, job.uid) is None:

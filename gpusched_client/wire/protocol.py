@@ -794,7 +794,6 @@ class BackupResult(Response):
 
 
 EVENT_METHOD = "event"
-EVENTS_DROPPED = "dropped"  # kind of the marker where a slow reader lost events
 
 
 @message

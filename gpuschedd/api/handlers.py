@@ -22,7 +22,7 @@ from gpusched_client.errors import (
     NotFound,
     Unavailable,
 )
-from gpusched_client.terms import GpuUuid, JobId, JobState
+from gpusched_client.terms import EventKind, GpuUuid, JobId, JobState
 from gpusched_client.wire import protocol
 from gpusched_client.wire.protocol import (
     PROTOCOL_VERSION,
@@ -737,22 +737,22 @@ class Handlers:
         self, _connection: Connection, caller: Principal, request: GpusReleaseRequest
     ) -> Response:
         """No client of the driver is ours until gpus_resume: its GPUs can be reconfigured."""
-        await self._note_gpus(caller, "gpus_release", "gpus_released", request.reason)
+        await self._note_gpus(caller, "gpus_release", EventKind.GPUS_RELEASED, request.reason)
         await self._outlook.release_gpus(request.reason)
         return GpusResult(gpus=tuple(self._gpu_views()))
 
     async def _gpus_resume(
         self, _connection: Connection, caller: Principal, _request: GpusResumeRequest
     ) -> Response:
-        await self._note_gpus(caller, "gpus_resume", "gpus_reopened", None)
+        await self._note_gpus(caller, "gpus_resume", EventKind.GPUS_REOPENED, None)
         await self._outlook.reopen_gpus()
         return GpusResult(gpus=tuple(self._gpu_views()), problem=self._outlook.gpu_problem())
 
     async def _note_gpus(
-        self, caller: Principal, method: str, kind: str, reason: str | None
+        self, caller: Principal, method: str, kind: EventKind, reason: str | None
     ) -> None:
         def act(batch: Batch) -> None:
-            batch.note(kind, None, by=caller.user, reason=reason)
+            batch.emit(kind, None, by=caller.user, reason=reason)
             batch.audits.append(
                 AuditRow(batch.wall_s, caller.uid, caller.pid, method, "done", reason or "")
             )
@@ -771,7 +771,11 @@ class Handlers:
             if reason is None:
                 row = replace(row, sick=None, sick_until_reboot=False)
             batch.gpu_rows[uuid] = row
-            batch.note("gpu_drained" if reason else "gpu_resumed", gpu=str(uuid), reason=reason)
+            batch.emit(
+                EventKind.GPU_DRAINED if reason else EventKind.GPU_RESUMED,
+                gpu=str(uuid),
+                reason=reason,
+            )
             batch.audits.append(
                 AuditRow(batch.wall_s, caller.uid, caller.pid, method, "done", str(uuid))
             )

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpusched_client.terms import JobState
+from gpusched_client.terms import HoldKind, JobState
 from gpusched_client.units import bytes_text
 from gpusched_client.wire.protocol import LoggedProblem, StatusResult
 from gpuschedd import __version__
@@ -140,10 +140,10 @@ class Status:
         held = [
             int(job.job_id)
             for job in state.jobs.values()
-            if job.state is JobState.PENDING and job.hold in ("launch", "account")
+            if job.state is JobState.PENDING and job.hold in (HoldKind.LAUNCH, HoldKind.ACCOUNT)
         ]
         if held:
-            yield f"jobs held since they cannot be started: {_ids(held)}"
+            yield f"jobs held because they cannot be started: {_ids(held)}"
 
 
 def _ids(job_ids: list[int]) -> str:

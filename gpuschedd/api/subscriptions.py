@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
-from gpusched_client.terms import JobId
-from gpusched_client.wire.protocol import EVENTS_DROPPED
+from gpusched_client.terms import EventKind, JobId
 from gpuschedd.jobs.controller import Committed
 from gpuschedd.store.records import Event
 
@@ -47,7 +46,7 @@ class Watcher:
         self._held = []
 
     def _send_marker(self, number: int, at_s: float) -> bool:
-        marker = Event(EVENTS_DROPPED, at_s, data={"count": self.dropped})
+        marker = Event(EventKind.EVENTS_DROPPED.value, at_s, data={"count": self.dropped})
         if not self.send(number, marker):
             return False
         self.dropped = 0

@@ -6,16 +6,15 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from gpusched_client.terms import GpuUuid, JobId, JobState, PendingReason
+from gpusched_client.terms import GpuUuid, JobId, JobState
 from gpusched_client.units import bytes_text
 from gpusched_client.wire import protocol
 from gpusched_client.wire.protocol import GpuUseView, GpuView, JobEvent, JobView
 from gpuschedd.core.job import Job
 from gpuschedd.core.model import ExpectedStart, Gpu, Reason
-from gpuschedd.core.plan import reason_of
 from gpuschedd.gpu.metering import next_vram_bytes, verdict
 from gpuschedd.gpu.source import UsedGpu
-from gpuschedd.jobs.holds import HOLD_ACCOUNT, HOLD_CONFIG
+from gpuschedd.jobs.gates import waiting_reason
 from gpuschedd.jobs.state import State
 from gpuschedd.jobs.submit import limit_on_wire
 from gpuschedd.run.environment import DEFAULT_OUTPUT
@@ -207,57 +206,10 @@ def _shown(key: str, value: object) -> str:
     return str(value)
 
 
-def reason_for(state: State, clock: SchedulerClock, job: Job) -> Reason:
-    """Why a pending job waits, with numbers."""
-    if job.hold is not None:
-        return _hold_reason(job)
-    now_s = clock.now_s()
-    if job.not_before_sched_s is not None and job.not_before_sched_s > now_s:
-        wait_s = job.not_before_sched_s - now_s
-        return Reason(
-            PendingReason.LAUNCH_BACKOFF,
-            f"launch failed {job.launch_failures} time(s); next try in {wait_s:.0f} s"
-            if job.launch_failures
-            else f"the host could not start it; next try in {wait_s:.0f} s",
-            {"failures": job.launch_failures, "wait_s": wait_s},
-        )
-    if job.begin_at_sched_s is not None and job.begin_at_sched_s > now_s:
-        wait_s = job.begin_at_sched_s - now_s
-        return Reason(PendingReason.BEGIN_TIME, f"begins in {wait_s:.0f} s", {"wait_s": wait_s})
-    if state.storage_blocked is not None:
-        return Reason(
-            PendingReason.STORAGE,
-            f"the state directory cannot be written: {state.storage_blocked}",
-        )
-    if state.host_closed is not None:
-        return Reason(
-            PendingReason.HOST_CLOSED, f"the host is closed to users: {state.host_closed}"
-        )
-    if state.plan is None or job.job_id not in state.queues:
-        return Reason(PendingReason.NONE, "not looked at yet")
-    reason = reason_of(state.plan, job.job_id)
-    if reason.code is PendingReason.NO_GPUS and state.gpu_problem is not None:
-        return replace(reason, text=f"{reason.text}: {state.gpu_problem}")
-    return reason
-
-
-def _hold_reason(job: Job) -> Reason:
-    if job.hold == "launch":
-        return Reason(
-            PendingReason.LAUNCH_FAILED,
-            f"held after {job.launch_failures} failed launches: {job.hold_detail}",
-            {"failures": job.launch_failures},
-        )
-    if job.hold in (HOLD_ACCOUNT, HOLD_CONFIG):
-        return Reason(PendingReason.HELD, f"held: {job.hold_detail}")
-    who = "its owner" if job.hold == "user" else "an admin"
-    return Reason(PendingReason.HELD, f"held by {who}")
-
-
 def _reason(state: State, clock: SchedulerClock, job: Job) -> protocol.Reason | None:
     if job.state is not JobState.PENDING:
         return None
-    reason = reason_for(state, clock, job)
+    reason = waiting_reason(state, job, clock.now_s())
     return protocol.Reason(
         code=str(reason.code), text=reason.text, numbers=_wall_numbers(reason, clock)
     )

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-from gpusched_client.terms import GpuUuid, JobId
+from gpusched_client.terms import EventKind, GpuUuid, JobId
 from gpuschedd.config.keys import Config
 from gpuschedd.core import admission
 from gpuschedd.core.job import Job
@@ -105,7 +105,7 @@ class GpuWatch:
         self._checks: dict[GpuUuid, GpuReading] = {}
         self._factor = 1
         self._looking: asyncio.Task[bool] | None = None
-        self._strays: set[tuple[str, Violation]] = set()  # told already
+        self._strays: set[tuple[EventKind, Violation]] = set()  # told already
         self._xids: list[Xid] = []
         self._warned: frozenset[str] = frozenset()
         self._reopens = False  # until the first sample after a release
@@ -468,7 +468,7 @@ class GpuWatch:
             index = self._info[xid.uuid].index if xid.uuid in self._info else None
             text = xid_text(xid.number)
             facts = {"gpu": str(xid.uuid), "index": index, "xid": xid.number, "text": text}
-            self._controller.tell(partial(_note_event, "gpu_xid", facts))
+            self._controller.tell(partial(_note_event, EventKind.GPU_XID, facts))
 
     def _keep_remembered(self) -> None:
         """Into the books where it changed: what an admin overruled, and errors already counted."""
@@ -492,9 +492,9 @@ class GpuWatch:
                 if row is not None:
                     until = bool(change.illness and change.illness.until_reboot)
                     batch.gpu_rows[change.uuid] = replace(row, sick=reason, sick_until_reboot=until)
-                kind = "gpu_sick" if reason else "gpu_recovered"
+                kind = EventKind.GPU_SICK if reason else EventKind.GPU_RECOVERED
                 index = row.gpu_index if row else None
-                batch.note(kind, gpu=str(change.uuid), index=index, reason=reason)
+                batch.emit(kind, gpu=str(change.uuid), index=index, reason=reason)
 
         self._controller.tell(note)
 
@@ -636,8 +636,8 @@ class GpuWatch:
         new = [
             (kind, stray)
             for kind, strays in (
-                ("gpu_not_granted", facts.violations),
-                ("gpu_left_behind", facts.leftovers),
+                (EventKind.GPU_NOT_GRANTED, facts.violations),
+                (EventKind.GPU_LEFT_BEHIND, facts.leftovers),
             )
             for stray in strays
         ]
@@ -649,7 +649,7 @@ class GpuWatch:
         def note(batch: Batch) -> None:
             for kind, stray in new:
                 row = batch.gpu_row(stray.uuid)
-                batch.note(
+                batch.emit(
                     kind,
                     batch.job(stray.key[0]),
                     pid=stray.pid,
@@ -698,8 +698,8 @@ def _hold_more(batch: Batch, grown: Mapping[JobId, tuple[Grant, ...]]) -> None:
         is_first = all(grant.held_bytes == grant.declared_bytes for grant in job.grants)
         batch.put(replace(job, grants=grants))
         if is_first:
-            batch.note(
-                "job_over_declaration",
+            batch.emit(
+                EventKind.JOB_OVER_DECLARATION,
                 job,
                 declared_bytes=job.request.vram_bytes,
                 held_bytes=max(grant.held_bytes for grant in grants),
@@ -714,8 +714,8 @@ def _all_well(uuids: tuple[GpuUuid, ...], batch: Batch) -> None:
             batch.gpu_rows[uuid] = replace(row, sick=None, sick_until_reboot=False)
 
 
-def _note_event(kind: str, facts: Mapping[str, object], batch: Batch) -> None:
-    batch.note(kind, None, **facts)
+def _note_event(kind: EventKind, facts: Mapping[str, object], batch: Batch) -> None:
+    batch.emit(kind, None, **facts)
 
 
 def _keep_rows(batch: Batch, rows: Mapping[GpuUuid, GpuRow]) -> None:
@@ -729,4 +729,4 @@ def _keep_rows(batch: Batch, rows: Mapping[GpuUuid, GpuRow]) -> None:
                 sick_until_reboot=known.sick_until_reboot,
             )
         batch.gpu_rows[row.uuid] = row
-        batch.note("gpu_seen", gpu=str(row.uuid), index=row.gpu_index, model=row.model)
+        batch.emit(EventKind.GPU_SEEN, gpu=str(row.uuid), index=row.gpu_index, model=row.model)

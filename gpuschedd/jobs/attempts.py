@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from gpusched_client.terms import Cause, JobState
+from gpusched_client.terms import Cause, EventKind, HoldKind, JobState
 from gpuschedd.core.attempt import AttemptReport, EndedRecord, ExitRecord, Observation
 from gpuschedd.core.job import Dropped, Gone, Job, MainEnded, NeverRan, Retried, Started
 from gpuschedd.core.recovery import Facts, Recovery, facts_reported, recover
 from gpuschedd.core.retry import next_request
 from gpuschedd.jobs.cancel import cancel_text
-from gpuschedd.jobs.holds import HOLD_ACCOUNT
 from gpuschedd.jobs.state import Batch
 from gpuschedd.store.records import AttemptEnd, GpuUse, peak_of
 from gpuschedd.system.clock import SchedulerClock
@@ -87,12 +86,12 @@ def _advance_alive(batch: Batch, clock: SchedulerClock, job: Job, seen: Observat
         at = seen.started
         sched_s = clock.from_boottime_s(at.boottime_s, at.boot_id, at.at_s)
         job = batch.advance(job, Started(at.at_s, sched_s))
-        batch.note("job_started", job)
+        batch.emit(EventKind.JOB_STARTED, job)
     if seen.ended is not None and job.state in (JobState.CONFIGURING, JobState.RUNNING):
         end = seen.ended
         sched_s = clock.from_boottime_s(end.boottime_s, end.boot_id, end.at_s)
         job = batch.advance(job, MainEnded(end.at_s, sched_s))
-        batch.note("job_completing", job)
+        batch.emit(EventKind.JOB_COMPLETING, job)
     return job
 
 
@@ -121,7 +120,7 @@ def _finish(batch: Batch, job: Job, end: EndedRecord | ExitRecord, evidence: Evi
             max_rss_bytes=end.max_rss_bytes if isinstance(end, ExitRecord) else None,
         ),
     )
-    batch.note("job_ended", finished, state=str(state), code=end.code, signal=end.signal)
+    batch.emit(EventKind.JOB_ENDED, finished, state=str(state), code=end.code, signal=end.signal)
 
 
 def _retry(batch: Batch, job: Job, end: EndedRecord | ExitRecord, evidence: Evidence) -> bool:
@@ -144,8 +143,8 @@ def _retry(batch: Batch, job: Job, end: EndedRecord | ExitRecord, evidence: Evid
         )
     )
     after = batch.advance(job, Retried(request))
-    batch.note(
-        "job_retried",
+    batch.emit(
+        EventKind.JOB_RETRIED,
         after,
         retry=after.retries_used,
         retries=after.retries,
@@ -184,7 +183,7 @@ def _node_fail(batch: Batch, job: Job, detail: str) -> None:
         job,
         Gone(JobState.NODE_FAIL, batch.wall_s, cause=Cause.NODE_FAIL, detail=detail),
     )
-    batch.note("job_ended", gone, state=str(gone.state), detail=detail)
+    batch.emit(EventKind.JOB_ENDED, gone, state=str(gone.state), detail=detail)
 
 
 def _drop_cancelled(batch: Batch, job: Job) -> None:
@@ -193,7 +192,7 @@ def _drop_cancelled(batch: Batch, job: Job) -> None:
         job,
         Dropped(JobState.CANCELLED, batch.wall_s, Cause.CANCELLED, cancel_text(job.cancel)),
     )
-    batch.note("job_ended", after, state=str(after.state), by=job.cancel.by)
+    batch.emit(EventKind.JOB_ENDED, after, state=str(after.state), by=job.cancel.by)
 
 
 def _requeue(batch: Batch, job: Job, report: AttemptReport) -> None:
@@ -202,8 +201,8 @@ def _requeue(batch: Batch, job: Job, report: AttemptReport) -> None:
     if report.storage_error is None and report.launch_error is None:
         after = replace(after, launch_failures=0)
         batch.put(after)
-    batch.note(
-        "job_requeued",
+    batch.emit(
+        EventKind.JOB_REQUEUED,
         after,
         error=report.launch_error or report.storage_error or report.detail,
     )
@@ -214,7 +213,7 @@ def _never_ran(batch: Batch, job: Job, report: AttemptReport) -> NeverRan:
     if error is None:
         return NeverRan(same_attempt=report.storage_error is not None)
     if report.account_gone:
-        return NeverRan(hold=HOLD_ACCOUNT, detail=error)
+        return NeverRan(hold=HoldKind.ACCOUNT, detail=error)
     if report.deferred:
         return NeverRan(not_before_sched_s=batch.now_s + DEFERRED_S, detail=error)
     return _failed_launch(batch, job, error)
@@ -222,7 +221,7 @@ def _never_ran(batch: Batch, job: Job, report: AttemptReport) -> NeverRan:
 
 def _failed_launch(batch: Batch, job: Job, error: str) -> NeverRan:
     if job.launch_failures >= len(BACKOFF_S):
-        return NeverRan(failed_launch=True, hold="launch", detail=error)
+        return NeverRan(failed_launch=True, hold=HoldKind.LAUNCH, detail=error)
     return NeverRan(
         failed_launch=True,
         not_before_sched_s=batch.now_s + BACKOFF_S[job.launch_failures],

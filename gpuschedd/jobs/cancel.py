@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpusched_client.errors import Conflict, LimitReached
-from gpusched_client.terms import Cause, JobId, JobState
+from gpusched_client.terms import Cause, EventKind, JobId, JobState
 from gpusched_client.wire.protocol import CancelRequest, Outcome
 from gpuschedd.core.job import CancelOrder, Dropped, Job
 from gpuschedd.jobs.outcomes import outcome_of
@@ -46,9 +46,9 @@ def _cancel_one(
             ordered,
             Dropped(JobState.CANCELLED, batch.wall_s, Cause.CANCELLED, cancel_text(order)),
         )
-        batch.note("job_ended", after, state=str(after.state), by=caller.user)
+        batch.emit(EventKind.JOB_ENDED, after, state=str(after.state), by=caller.user)
         return "cancelled", after.state
-    batch.note("cancel_requested", job, by=caller.user, reason=request.reason)
+    batch.emit(EventKind.CANCEL_REQUESTED, job, by=caller.user, reason=request.reason)
     return "cancel requested", job.state
 
 
@@ -66,5 +66,5 @@ def _signal(batch: Batch, job: Job, signum: int) -> tuple[str, JobState]:
         )
     number = job.signals[-1][0] + 1 if job.signals else 1
     batch.put(replace(job, signals=(*job.signals, (number, signum))))
-    batch.note("signal_requested", job, signal=signum)
+    batch.emit(EventKind.SIGNAL_REQUESTED, job, signal=signum)
     return "signalled", job.state

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpusched_client.errors import GpuschedError, Internal, StorageError, Unavailable
-from gpusched_client.terms import JobId, JobState
+from gpusched_client.terms import EventKind, JobId, JobState
 from gpuschedd.config.keys import Config
 from gpuschedd.core import fairshare
 from gpuschedd.core.fairshare import charge_rate, share_of
@@ -40,8 +40,9 @@ from gpuschedd.core.plan import plan as make_plan
 from gpuschedd.core.queues import rested
 from gpuschedd.core.snapshot import build_snapshot
 from gpuschedd.core.timeline import is_stuck
-from gpuschedd.jobs import holds
-from gpuschedd.jobs.state import Batch, State, age_of, apply, is_eligible, policy_of, waiting_for
+from gpuschedd.jobs import gates, holds
+from gpuschedd.jobs.gates import is_eligible
+from gpuschedd.jobs.state import Batch, State, age_of, apply, policy_of, waiting_for
 from gpuschedd.store.database import Store, StoreBroken, StoreFull
 from gpuschedd.store.records import AccountRow, Age, Changes, Event, PromiseRow
 from gpuschedd.system.clock import SchedulerClock
@@ -490,7 +491,7 @@ class Controller:
         # As of the snapshot: a start decided even a moment later would end past what was planned.
         batch = Batch(self.state, snapshot.now_s, self.clock.to_wall_s(snapshot.now_s))
         self._see_whether_closed()
-        blocked = self.state.storage_blocked is not None or self.state.host_closed is not None
+        blocked = gates.host_blocked_by(self.state) is not None
         if blocked:
             # Nothing starts, so no promise is kept or broken by a start either.
             made = replace(made, starts=(), promise=self.state.promise, ended=None)
@@ -526,7 +527,9 @@ class Controller:
             sorted(start.grants, key=lambda grant: (index_of.get(grant.uuid, -1), grant.uuid))
         )
         placed = batch.advance(job, Placed(grants, start.whole, batch.now_s))
-        batch.note("job_placed", placed, gpus=[index_of.get(grant.uuid, -1) for grant in grants])
+        batch.emit(
+            EventKind.JOB_PLACED, placed, gpus=[index_of.get(grant.uuid, -1) for grant in grants]
+        )
 
     def _mark_stuck(self, batch: Batch, snapshot: Snapshot) -> None:
         """Jobs far past their planned end leave the timeline, on record."""
@@ -536,7 +539,7 @@ class Controller:
             job = batch.job(running.job_id)
             if job is not None and job.holds_gpus:
                 batch.put(replace(job, stuck=True))
-                batch.note("job_stuck", job)
+                batch.emit(EventKind.JOB_STUCK, job)
 
     def _warn_of_limits(self, batch: Batch) -> None:
         """Say once, for each limit, that most of it has passed."""
@@ -546,7 +549,9 @@ class Controller:
             if job is not None and at_s is not None and batch.now_s >= at_s:
                 limit_s = job.request.time_limit_s
                 batch.put(replace(job, warned_limit_s=limit_s))
-                batch.note("job_near_limit", job, limit=f"{limit_s:.0f} s", used=WARNED_PART)
+                batch.emit(
+                    EventKind.JOB_NEAR_LIMIT, job, limit=f"{limit_s:.0f} s", used=WARNED_PART
+                )
 
     def _promise_rows(self, batch: Batch, made: Plan) -> list[PromiseRow]:
         """The promise that this pass makes, moves or ends, as rows and events."""
@@ -567,15 +572,15 @@ class Controller:
             )
             job = batch.job(promise.job_id)
             if job is not None and _is_news(promise, self.state.promise):
-                batch.note("start_promised", job, start_by_s=rows[-1].start_by_s)
+                batch.emit(EventKind.START_PROMISED, job, start_by_s=rows[-1].start_by_s)
         return rows
 
     def _ended_row(self, batch: Batch, ended: PromiseEnd) -> PromiseRow:
         promise = ended.promise
         wall_s = self.clock.to_wall_s(ended.at_s)
         job = batch.job(promise.job_id)
-        batch.note(
-            "promise_ended",
+        batch.emit(
+            EventKind.PROMISE_ENDED,
             job,
             outcome=str(ended.outcome),
             exception=ended.exception and str(ended.exception),
@@ -625,12 +630,8 @@ class Controller:
         times = [made.next_change_at_s] if made.next_change_at_s is not None else []
         if self.state.host_closed is not None:
             times.append(self.clock.now_s() + CLOSED_RETRY_S)
-        times += [
-            at_s
-            for job in map(self.state.jobs.__getitem__, self.state.delayed)
-            for at_s in (job.not_before_sched_s, job.begin_at_sched_s)
-            if at_s is not None and job.hold is None and job.state is JobState.PENDING
-        ]
+        for job_id in self.state.delayed:
+            times += gates.opening_times_s(self.state.jobs[job_id])
         warnings = (_warning_at_s(self.state.jobs[job_id]) for job_id in self.state.holding)
         times += [at_s for at_s in warnings if at_s is not None]
         if times:
@@ -741,9 +742,10 @@ def _touch(batch: Batch, jobs: list[Job]) -> None:
     for job in jobs:
         present = batch.job(job.job_id)
         if present is not None and is_eligible(present, batch.now_s):
-            if present.begin_at_sched_s is not None:
+            after, rests = gates.opened(present)
+            if rests:
                 batch.rested.add(job.job_id)
-            batch.put(replace(present, not_before_sched_s=None, begin_at_sched_s=None))
+            batch.put(after)
 
 
 def storage_error(full: Exception) -> StorageError:

@@ -10,7 +10,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from gpusched_client.terms import GpuUuid, JobId, JobState
+from gpusched_client.terms import EventKind, GpuUuid, JobId
 from gpuschedd.config.keys import Config
 from gpuschedd.core import admission
 from gpuschedd.core.fairshare import Accounts
@@ -29,6 +29,7 @@ from gpuschedd.core.model import (
     Waiting,
 )
 from gpuschedd.core.queues import Queues
+from gpuschedd.jobs.gates import is_eligible, is_timed
 from gpuschedd.store.database import RECENT_SUBMISSIONS_MAX
 from gpuschedd.store.records import (
     AccountRow,
@@ -65,17 +66,6 @@ def policy_of(config: Config) -> Policy:
         max_cpu_jobs=scheduling.max_cpu_jobs,
         shares=config.shares,
         billing=config.billing,
-    )
-
-
-def is_eligible(job: Job, now_s: float) -> bool:
-    """True for a job that waits for GPUs (or a CPU slot) alone."""
-    return (
-        job.state is JobState.PENDING
-        and job.hold is None
-        and job.cancel is None
-        and (job.begin_at_sched_s is None or job.begin_at_sched_s <= now_s)
-        and (job.not_before_sched_s is None or job.not_before_sched_s <= now_s)
     )
 
 
@@ -141,11 +131,7 @@ class State:
         """Keep the small sets that a pass reads instead of all jobs."""
         for members, belongs in (
             (self.holding, job.holds_gpus),
-            (
-                self.delayed,
-                not job.is_final
-                and not (job.not_before_sched_s is None and job.begin_at_sched_s is None),
-            ),
+            (self.delayed, is_timed(job)),
         ):
             if belongs:
                 members.add(job.job_id)
@@ -353,11 +339,11 @@ class Batch:
         self._jobs[job.job_id] = after
         return after
 
-    def note(self, kind: str, job: Job | None = None, **data: object) -> None:
-        """An event, for watchers, the log and the books."""
+    def emit(self, kind: EventKind, job: Job | None = None, **data: object) -> None:
+        """An event, for watchers, the log and the accounting database."""
         self.events.append(
             Event(
-                kind=kind,
+                kind=kind.value,
                 at_s=self.wall_s,
                 job_id=job.job_id if job else None,
                 uid=job.uid if job else None,

@@ -18,6 +18,7 @@ from gpusched_client.errors import (
     Invalid,
     LimitReached,
 )
+from gpusched_client.terms import EventKind
 from gpusched_client.units import format_duration
 from gpusched_client.wire.protocol import (
     UNLIMITED_S,
@@ -32,6 +33,7 @@ from gpuschedd.core.model import (
     Request,
     Topology,
 )
+from gpuschedd.jobs import gates
 from gpuschedd.jobs.principal import Principal
 from gpuschedd.jobs.state import Batch
 from gpuschedd.store.records import Payload, Submission
@@ -190,11 +192,13 @@ def _new_job(batch: Batch, caller: Principal, wanted: JobRequest, admitted: Admi
         ),
         cpus=_bounded("number of CPUs", wanted.cpus, host.default_cpus, host.max_cpus),
         whole_note=admitted.note,
-        hold="user" if wanted.hold else None,
         retries=wanted.retries,
+        **gates.asked_of(wanted),
     )
     batch.add(job, payload_of(wanted))
-    batch.note("job_submitted", job, gpus=job.request.gpus, vram_bytes=job.request.vram_bytes)
+    batch.emit(
+        EventKind.JOB_SUBMITTED, job, gpus=job.request.gpus, vram_bytes=job.request.vram_bytes
+    )
     return job
 
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpusched_client.errors import Conflict, Denied
-from gpusched_client.terms import JobId, JobState
+from gpusched_client.terms import EventKind, HoldKind, JobId, JobState
 from gpusched_client.units import bytes_text, format_duration
 from gpusched_client.wire.protocol import NICE_MAX, NICE_MIN, Outcome, UpdateRequest
 from gpuschedd.core import admission, forecast
 from gpuschedd.core.job import Job
 from gpuschedd.core.model import PromiseException, RunningJob, Snapshot
-from gpuschedd.jobs.holds import HOLD_CONFIG
 from gpuschedd.jobs.outcomes import outcome_of
 from gpuschedd.jobs.principal import Principal
 from gpuschedd.jobs.state import Batch
@@ -49,7 +48,7 @@ def _top_one(batch: Batch, caller: Principal, job: Job) -> tuple[str, JobState]:
         if ahead:
             others = "1 other has" if len(ahead) == 1 else f"{len(ahead)} others have"
             text += f"; {others} nice {job.nice + 1} now"
-    batch.note("job_updated", job, changed=[f"top: {text}"], by=caller.user)
+    batch.emit(EventKind.JOB_UPDATED, job, changed=[f"top: {text}"], by=caller.user)
     return text, job.state
 
 
@@ -105,7 +104,7 @@ def _update_one(
     if is_new_hold or job.request != before.request or job.nice != before.nice:
         _void_promise(batch, caller, before, job)
     batch.put(job)
-    batch.note("job_updated", job, changed=changed, by=caller.user)
+    batch.emit(EventKind.JOB_UPDATED, job, changed=changed, by=caller.user)
     return ", ".join(changed), job.state
 
 
@@ -180,9 +179,9 @@ def _new_hold(batch: Batch, caller: Principal, job: Job, hold: bool) -> Job:
             f"job {job.job_id} is {job.state}; only a queued job can be held or released"
         )
     if hold:
-        kind = "user" if caller.uid == job.uid else "admin"
-        return job if job.hold is not None and kind == "user" else replace(job, hold=kind)
-    if job.hold in ("admin", HOLD_CONFIG) and not caller.is_admin:
+        kind = HoldKind.USER if caller.uid == job.uid else HoldKind.ADMIN
+        return job if job.hold is not None and kind is HoldKind.USER else replace(job, hold=kind)
+    if job.hold in (HoldKind.ADMIN, HoldKind.CONFIG) and not caller.is_admin:
         raise Denied(f"job {job.job_id} is held by an admin; only an admin may release it")
     if job.hold is not None:
         batch.rested.add(job.job_id)

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import msgpack
 
 from gpusched_client.errors import StorageError
-from gpusched_client.terms import Cause, GpuUuid, JobId, JobState
+from gpusched_client.terms import Cause, GpuUuid, HoldKind, JobId, JobState
 from gpuschedd.core.job import CancelOrder, Job
 from gpuschedd.core.model import Grant, Request, Topology
 from gpuschedd.store.migrations import MIGRATIONS, NEWEST, Migration
@@ -683,6 +683,7 @@ def _job_values(job: Job) -> dict[str, Any]:
     values |= {name: getattr(job.request, name) for name in _OF_REQUEST}
     cancel = job.cancel
     values |= {
+        "hold": str(job.hold) if job.hold else None,
         "state": str(job.state),
         "cause": str(job.cause) if job.cause else None,
         "signals": json.dumps(job.signals),
@@ -797,6 +798,7 @@ def _job_from(row: sqlite3.Row, grants: Mapping[int, tuple[Grant, ...]]) -> Job:
         cancel = CancelOrder(
             row["cancel_uid"], row["cancel_by"], row["cancel_at_s"], row["cancel_reason"]
         )
+    values["hold"] = HoldKind(values["hold"]) if values["hold"] else None
     values["default_limit"] = bool(values["default_limit"])
     values["whole"] = bool(values["whole"])
     values["stuck"] = bool(values["stuck"])
