@@ -17,7 +17,7 @@ from typing import Any
 
 from gpusched_client.errors import GpuschedError, StorageError
 from gpusched_client.simulation import DIRECTORY_NAME, SYSTEM_DIR
-from gpusched_client.terms import HoldKind
+from gpusched_client.terms import HoldKind, Launch, Mode
 from gpuschedd import __version__
 from gpuschedd.api.backups import Backups
 from gpuschedd.api.handlers import Handlers, Outlook
@@ -72,11 +72,16 @@ class Options:
     """The command line, with every default filled in."""
 
     is_system: bool
-    launch: str
+    launch: Launch
     socket: Path
     state_dir: Path
     config: Path
     overrides: tuple[str, ...]
+
+    @property
+    def mode(self) -> Mode:
+        """Whom the daemon serves."""
+        return Mode.SYSTEM if self.is_system else Mode.USER
 
 
 class Daemon:
@@ -150,7 +155,7 @@ class Daemon:
             Attribution(
                 self.actions.runner.supervisors,
                 self.controller.state.holders,
-                by_unit=options.launch == "pid1",
+                by_unit=options.launch is Launch.PID1,
                 instance=instance,
             ),
             same_boot=self._same_boot,
@@ -178,7 +183,7 @@ class Daemon:
         self.around = around
 
     def _launcher(self) -> Launcher:
-        return SystemdLauncher() if self.options.launch == "pid1" else DirectLauncher()
+        return SystemdLauncher() if self.options.launch is Launch.PID1 else DirectLauncher()
 
     @property
     def _simulates(self) -> bool:
@@ -195,7 +200,7 @@ class Daemon:
         return Status(
             self.controller.state,
             self.options.state_dir,
-            mode="system" if self.options.is_system else "user",
+            mode=self.options.mode,
             launch=self.options.launch,
             errors=self.errors,
             look=Look(
@@ -211,7 +216,7 @@ class Daemon:
         return Outlook(
             status=self._status(),
             backups=Backups(self.options.state_dir / DATABASE_NAME),
-            mode="system" if self.options.is_system else "user",
+            mode=self.options.mode,
             own_uid=os.getuid(),
             gpus_stale=lambda: self.watch.is_stale,
             gpus_used=lambda: self.watch.used(),

@@ -22,7 +22,7 @@ from gpusched_client.errors import (
     NotFound,
     Unavailable,
 )
-from gpusched_client.terms import EventKind, GpuUuid, JobId, JobState
+from gpusched_client.terms import EventKind, GpuUuid, JobId, JobState, Mode
 from gpusched_client.wire import protocol
 from gpusched_client.wire.protocol import (
     PROTOCOL_VERSION,
@@ -168,7 +168,7 @@ class Connection(Protocol):
 class Outlook:
     """What only main knows of the GPUs' edge."""
 
-    mode: str
+    mode: Mode
     own_uid: int
     gpus_stale: Callable[[], bool]
     gpus_used: Callable[[], Mapping[GpuUuid, UsedGpu]]
@@ -285,7 +285,7 @@ class Handlers:
     def _identify(self, peer: Peer, admin_group: str) -> Principal:
         """Name and rights of a peer. Blocks."""
         user = user_name(peer.uid)
-        if self._outlook.mode == "user":
+        if self._outlook.mode is Mode.USER:
             return Principal(peer.uid, user, peer.pid, peer.uid == self._outlook.own_uid)
         is_admin = peer.uid == 0 or (bool(admin_group) and in_group(peer.uid, admin_group))
         barred = None
@@ -328,7 +328,7 @@ class Handlers:
         return HelloResult(
             protocol=PROTOCOL_VERSION,
             version=__version__,
-            mode=self._outlook.mode,
+            mode=self._outlook.mode.value,
             uid=caller.uid,
             user=caller.user,
             admin=caller.is_admin,

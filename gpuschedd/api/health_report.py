@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpusched_client.terms import HoldKind, JobState
+from gpusched_client.terms import HoldKind, JobState, Launch, Mode
 from gpusched_client.units import bytes_text
 from gpusched_client.wire.protocol import LoggedProblem, StatusResult
 from gpuschedd import __version__
@@ -62,8 +62,8 @@ class Status:
         state: State,
         state_dir: Path,
         *,
-        mode: str,
-        launch: str,
+        mode: Mode,
+        launch: Launch,
         errors: RecentErrors,
         look: Look,
     ) -> None:
@@ -79,8 +79,8 @@ class Status:
         state, look = self._state, self._look
         return StatusResult(
             version=__version__,
-            mode=self._mode,
-            launch=self._launch,
+            mode=self._mode.value,
+            launch=self._launch.value,
             pid=os.getpid(),
             started_at_s=self._started_at_s,
             gpu_source=look.gpu_source(),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from gpusched_client.terms import GpuUuid, JobId, JobState
+from gpusched_client.terms import GpuUuid, JobId, JobState, Launch, Mode
 from gpuschedd.core.attempt import AttemptReport, Cancel, Orders
 from gpuschedd.core.job import Job
 from gpuschedd.gpu.source import GpuInfo
@@ -35,7 +35,7 @@ class Surroundings:
     state_dir: Path
     instance: str
     is_system: bool
-    launch: str  # "direct" or "pid1"
+    launch: Launch
     exec_jobs: bool
     sim_dir: Path | None
 
@@ -241,8 +241,8 @@ class Actions:
             job_id=job.job_id,
             attempt=job.attempt,
             instance=around.instance,
-            mode="system" if around.is_system else "user",
-            launch="pid1" if around.launch == "pid1" else "direct",
+            mode=Mode.SYSTEM.value if around.is_system else Mode.USER.value,
+            launch=around.launch.value,
             user=job.user,
             uid=job.uid,
             name=job.name,
@@ -282,7 +282,7 @@ class Actions:
             config.visible_devices,
             list(zip(uuids, numbers, strict=True)),
             has_slices=any(uuid in known and known[uuid].parent_uuid for uuid in uuids),
-            is_filtered=self._around.launch == "pid1"
+            is_filtered=self._around.launch is Launch.PID1
             and bool(devices.gpu_nodes())
             and all(uuid in known and known[uuid].minor is not None for uuid in uuids),
         )

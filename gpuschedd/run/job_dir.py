@@ -62,8 +62,8 @@ class Spec:
     job_id: int
     attempt: int
     instance: str
-    mode: Literal["user", "system"]
-    launch: Literal["direct", "pid1"]
+    mode: str  # terms.Mode
+    launch: str  # terms.Launch
     user: str
     uid: int
     name: str

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gpusched_client.terms import Launch
 from gpuschedd.run import device_filter as devices
 from gpuschedd.run.job_dir import JobDir
 from gpuschedd.run.launchers import systemd as systemd_launcher
@@ -151,7 +152,7 @@ def test_a_daemon_that_cannot_see_the_processes_of_others_does_not_start(
     """It would take every supervisor for dead."""
     monkeypatch.setattr(capabilities, "SYSTEMD", tmp_path)
     monkeypatch.setattr(capabilities, "INIT", tmp_path)
-    capabilities.check_launch("pid1", is_system=True, state_dir=tmp_path)
+    capabilities.check_launch(Launch.PID1, is_system=True, state_dir=tmp_path)
     monkeypatch.setattr(capabilities, "INIT", tmp_path / "none")
     with pytest.raises(places.Unusable, match="hidepid"):
-        capabilities.check_launch("pid1", is_system=True, state_dir=tmp_path)
+        capabilities.check_launch(Launch.PID1, is_system=True, state_dir=tmp_path)
