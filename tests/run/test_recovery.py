@@ -17,7 +17,7 @@ import pytest
 from gpusched_client.terms import JobId
 from gpuschedd import supervisor
 from gpuschedd.core.attempt import AttemptReport, Cancel, Claim, EndedRecord, Orders, StartedRecord
-from gpuschedd.core.recovery import Recovery, facts_reported, recover
+from gpuschedd.core.recovery import Facts, Recovery, facts_reported, recover
 from gpuschedd.gpu.attribution import JobKey
 from gpuschedd.run import runner as runner_module
 from gpuschedd.run.job_dir import JobDir
@@ -160,10 +160,13 @@ def test_a_free_attempt_is_fenced_before_it_is_reported(
 ) -> None:
     """The table asks for the fence; with the claim taken it says what becomes of the job."""
     unclaimed(tmp_path)
-    verdicts = []
-    monkeypatch.setattr(
-        runner_module, "recover", lambda facts: verdicts.append(recover(facts)) or verdicts[-1]
-    )
+    verdicts: list[Recovery] = []
+
+    def recorded(facts: Facts) -> Recovery:
+        verdicts.append(recover(facts))
+        return verdicts[-1]
+
+    monkeypatch.setattr(runner_module, "recover", recorded)
     (report,) = reports(tmp_path, orders, ran=False)
     claim = JobDir.open(tmp_path, *KEY).claim()
     assert claim is not None

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from gpusched_client.errors import GpuschedError
-from gpusched_client.terms import GpuUuid, JobId
+from gpusched_client.terms import GpuUuid, JobId, Launch
 from gpuschedd.config import keys as config
 from gpuschedd.core import admission
 from gpuschedd.core.attempt import (
@@ -273,7 +273,7 @@ class Host:
         )
         self.controller.restore_accounts(loaded.accounts)
         state.rebuild_queues(clock.now_s())
-        around = Surroundings(self.place, loaded.instance, False, "direct", True, None)
+        around = Surroundings(self.place, loaded.instance, False, Launch.DIRECT, True, None)
         launcher: Any = SimpleNamespace()
         unasked: Any = SimpleNamespace()  # account look-ups belong to launches, which are played
         self.actions = Actions(self.controller, launcher, around, dict, lambda _: None, unasked)

@@ -16,13 +16,13 @@ from gpusched_client.terms import JobId, JobState, PendingReason
 from gpusched_client.wire.protocol import CancelRequest, JobRequest, SubmitRequest, UpdateRequest
 from gpuschedd.api.handlers import Handlers
 from gpuschedd.api.limits import Budget
-from gpuschedd.api.views import reason_for
 from gpuschedd.core.job import Job
 from gpuschedd.core.model import GpuState
 from gpuschedd.jobs import cancel as jobs_cancel
 from gpuschedd.jobs import state
 from gpuschedd.jobs import submit as jobs_submit
 from gpuschedd.jobs import update as jobs_update
+from gpuschedd.jobs.gates import waiting_reason
 from gpuschedd.jobs.principal import Principal
 from gpuschedd.store.database import History
 from tests.sim.harness import CARD, GIB, Host
@@ -105,7 +105,7 @@ def check_reasons(host: Host) -> None:
     state = host.controller.state
     for job in state.jobs.values():
         if job.state is JobState.PENDING and not host.world.disk_full:
-            reason = reason_for(state, host.controller.clock, job)
+            reason = waiting_reason(state, job, host.controller.clock.now_s())
             assert reason.text, job
             assert reason.code is not PendingReason.NONE, job
 
