@@ -120,9 +120,7 @@ class Daemon:
         )
         if self.settings.names_groups:
             await self.accounts.learn(state.user_of.values())
-        self.controller.restore_accounts(loaded.accounts)
-        state.rebuild_queues(clock.now_s())
-        self.controller.hold_by_config()
+        self.controller.restore(loaded.accounts)
         self._build(store, loaded.instance)
         return await self._serve()
 
@@ -273,7 +271,7 @@ class Daemon:
 
         async def ask() -> None:
             with suppress(StorageError):
-                await self.controller.ask(lambda _: None)  # commands are taken in order
+                await self.controller.call(lambda _: None)  # commands are taken in order
 
         return asyncio.ensure_future(ask())
 
@@ -387,7 +385,7 @@ class Daemon:
                 except (TimeoutError, OSError, RuntimeError) as error:  # or no thread was left
                     log.warning("account_not_looked_at job=%d error=%r", job.job_id, error)
             if back:
-                self.controller.tell(partial(holds.release_accounts, job_ids=back))
+                self.controller.post(partial(holds.release_accounts, job_ids=back))
 
     async def _look_for_names(self) -> None:
         """A name in the configuration that is nobody's is a slip, or an account to come."""

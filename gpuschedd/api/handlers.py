@@ -85,10 +85,10 @@ from gpuschedd.core.plan import reason_of
 from gpuschedd.core.priority import queue_order
 from gpuschedd.gpu.source import UsedGpu, parent_index
 from gpuschedd.jobs import cancel, holds, submit, update
+from gpuschedd.jobs.batch import Batch
 from gpuschedd.jobs.controller import Controller
 from gpuschedd.jobs.outcomes import not_yours
 from gpuschedd.jobs.principal import Principal
-from gpuschedd.jobs.state import Batch
 from gpuschedd.store.database import History
 from gpuschedd.store.readers import Reads
 from gpuschedd.store.records import AuditRow, Event, GpuUse
@@ -310,10 +310,10 @@ class Handlers:
         if key not in self._denials:
             self._denials = {k: n for k, n in self._denials.items() if k[1] >= key[1]}
         self._denials[key] = count
-        self._controller.counters["denials"] = self._controller.counters.get("denials", 0) + 1
+        self._controller.count_denial()
         if count <= DENIALS_AN_HOUR_MAX:
             row = AuditRow(now_s, caller.uid, caller.pid, method, "denied", detail)
-            self._controller.tell(lambda batch: batch.audits.append(row))
+            self._controller.post(lambda batch: batch.audits.append(row))
 
     def _hides_names(self, caller: Principal) -> bool:
         """Whether the names of others' jobs are not for this caller."""
@@ -344,7 +344,7 @@ class Handlers:
         earlier = state.submissions.get(key)
         if request.submission_id and state.submissions_forgotten and earlier is None:
             earlier = await self._read(caller, lambda history: history.submission(*key))
-        result: SubmitResult = await self._controller.ask(
+        result: SubmitResult = await self._controller.call(
             lambda batch: submit.submit(batch, caller, request, earlier)
         )
         return self._advised(caller, result)
@@ -354,7 +354,7 @@ class Handlers:
         state = self._controller.state
         ids = map(JobId, result.job_ids)
         jobs = [state.jobs[job_id] for job_id in ids if job_id in state.jobs]
-        most = self._controller.limit_of(caller.user).max_gpus
+        most = self._controller.snapshots.limit_of(caller.user).max_gpus
         advice = (*beyond_limit(jobs, most), *advice_for(jobs, state.gpus, state.policy))
         return replace(result, warnings=(*result.warnings, *advice)) if advice else result
 
@@ -366,7 +366,7 @@ class Handlers:
         result = submit.submit(child, caller, replace(request, submission_id=None), None)
         trial = [child.job(JobId(job_id)) for job_id in result.job_ids]
         jobs = [job for job in trial if job is not None and job.hold is None]
-        snapshot = self._controller.snapshot_with(jobs)
+        snapshot = self._controller.snapshots.take_with(jobs)
         made = make_plan(snapshot, state.policy, len(jobs) + 1_000)
         indices = state.gpu_index_of()
         starting = {start.job_id: start for start in made.starts}
@@ -446,7 +446,7 @@ class Handlers:
         walk = self._walk
         if walk is None or (walk.made is not made and time.monotonic() >= walk.kept_until_s):
             walk = self._walk = _Walk(made)
-            walk.begin(self._controller.snapshot(), self._controller.state.policy)
+            walk.begin(self._controller.snapshots.take(), self._controller.state.policy)
         return await asyncio.shield(walk.found)
 
     async def _queue(
@@ -479,7 +479,7 @@ class Handlers:
     def _in_order(self) -> Iterator[tuple[Job, float | None]]:
         """Pending jobs in scheduling order, then those that are held, delayed or dependent."""
         state = self._controller.state
-        for waiting, parts in queue_order(self._controller.snapshot(), state.policy):
+        for waiting, parts in queue_order(self._controller.snapshots.take(), state.policy):
             job = state.jobs.get(waiting.job_id)
             if job is not None:
                 yield job, parts.priority
@@ -513,7 +513,7 @@ class Handlers:
 
     def _explained(self, view: JobView, job: Job) -> JobView:
         """Where it stands, its priority in parts, and with what it would start now."""
-        snapshot, policy = self._controller.snapshot(), self._controller.state.policy
+        snapshot, policy = self._controller.snapshots.take(), self._controller.state.policy
         found = forecast.counterfactuals(snapshot, policy, job.job_id)
         view = replace(view, explanations=tuple(f"would start now {entry.text}" for entry in found))
         front = islice(queue_order(snapshot, policy), POSITIONS_MAX)
@@ -538,7 +538,7 @@ class Handlers:
     async def _cancel(
         self, _connection: Connection, caller: Principal, request: CancelRequest
     ) -> Response:
-        outcomes = await self._controller.ask(lambda batch: cancel.cancel(batch, caller, request))
+        outcomes = await self._controller.call(lambda batch: cancel.cancel(batch, caller, request))
         outcomes = await self._with_finals(caller, outcomes, self._cancel_of_final)
         self._audit_outcomes(caller, "cancel", outcomes)
         return CancelResult(outcomes=outcomes)
@@ -592,12 +592,12 @@ class Handlers:
         self, _connection: Connection, caller: Principal, request: UpdateRequest
     ) -> Response:
         controller = self._controller
-        outcomes = await controller.ask(
+        outcomes = await controller.call(
             lambda batch: update.update(
                 batch,
                 caller,
                 request,
-                controller.snapshot() if request.time_limit_s is not None else None,
+                controller.snapshots.take() if request.time_limit_s is not None else None,
             )
         )
         outcomes = await self._with_finals(caller, outcomes, self._update_of_final)
@@ -679,8 +679,8 @@ class Handlers:
         self, _connection: Connection, _caller: Principal, _request: UsageRequest
     ) -> Response:
         controller = self._controller
-        state, snapshot = controller.state, controller.snapshot()
-        names = dict(state.user_of) | controller.account_users()
+        state, snapshot = controller.state, controller.snapshots.take()
+        names = dict(state.user_of) | controller.charging.users()
         users = []
         for uid, user in names.items():
             standing = snapshot.standings.get(uid)
@@ -693,7 +693,7 @@ class Handlers:
                     shares=standing.share if standing else share_of(user, (), state.policy),
                     factor=standing.factor if standing else None,
                     running_jobs=len(own),
-                    running_gpus=controller.running_rate(uid),
+                    running_gpus=controller.charging.rate_of_user(uid),
                     pending_jobs=state.live_of[uid] - len(own),
                 )
             )
@@ -757,7 +757,7 @@ class Handlers:
                 AuditRow(batch.wall_s, caller.uid, caller.pid, method, "done", reason or "")
             )
 
-        await self._controller.ask(act)
+        await self._controller.call(act)
 
     async def _set_drained(
         self, caller: Principal, name: str, reason: str | None, method: str
@@ -780,7 +780,7 @@ class Handlers:
                 AuditRow(batch.wall_s, caller.uid, caller.pid, method, "done", str(uuid))
             )
 
-        await self._controller.ask(act)
+        await self._controller.call(act)
         if reason is None:
             self._outlook.pardon_gpu(uuid)
         self._outlook.retake_gpus()
@@ -814,13 +814,13 @@ class Handlers:
         row = AuditRow(
             self._controller.clock.wall_s(), caller.uid, caller.pid, method, "done", detail
         )
-        self._controller.tell(lambda batch: batch.audits.append(row))
+        self._controller.post(lambda batch: batch.audits.append(row))
 
     async def _top(
         self, _connection: Connection, caller: Principal, request: TopRequest
     ) -> Response:
         job_id = JobId(request.job_id)
-        outcome = await self._controller.ask(lambda batch: update.top(batch, caller, job_id))
+        outcome = await self._controller.call(lambda batch: update.top(batch, caller, job_id))
         (outcome,) = await self._with_finals(caller, (outcome,), self._update_of_final)
         self._audit_outcomes(caller, "top", (outcome,))
         return TopResult(outcome=outcome)

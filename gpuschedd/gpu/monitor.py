@@ -15,7 +15,6 @@ from functools import partial
 
 from gpusched_client.terms import EventKind, GpuUuid, JobId
 from gpuschedd.config.keys import Config
-from gpuschedd.core import admission
 from gpuschedd.core.job import Job
 from gpuschedd.core.model import Gpu, GpuState, Grant
 from gpuschedd.gpu.attribution import Attribution, JobKey
@@ -45,8 +44,8 @@ from gpuschedd.gpu.source import (
     place,
 )
 from gpuschedd.jobs.attempts import Evidence
+from gpuschedd.jobs.batch import Batch
 from gpuschedd.jobs.controller import Controller
-from gpuschedd.jobs.state import Batch
 from gpuschedd.store.records import GpuRow
 from gpuschedd.system.clock import boottime_s
 
@@ -94,7 +93,7 @@ class GpuWatch:
         self._remembered = controller.state.health
         self._health = HealthBook(_rules(config), ill if same_boot else {}, self._remembered)
         if ill and not same_boot:
-            self._controller.tell(partial(_all_well, tuple(ill)))
+            self._controller.post(partial(_all_well, tuple(ill)))
         self.meter = UseMeter()
         self._poke = asyncio.Event()
         self._sample: Sample | None = None
@@ -106,6 +105,7 @@ class GpuWatch:
         self._factor = 1
         self._looking: asyncio.Task[bool] | None = None
         self._strays: set[tuple[EventKind, Violation]] = set()  # told already
+        self._told_rows: dict[GpuUuid, GpuRow] = {}
         self._xids: list[Xid] = []
         self._warned: frozenset[str] = frozenset()
         self._reopens = False  # until the first sample after a release
@@ -366,7 +366,7 @@ class GpuWatch:
         present = ", ".join(str(gpu.index) for gpu in sample.inventory) or "none"
         text = f"gpus names {', '.join(names)}: no such GPU here (there are {present})"
         self.misnamed = text if names and not pick(sample.inventory, wanted) else None
-        self._controller.state.gpu_problem = self.misnamed
+        self._controller.set_gpu_problem(self.misnamed)
         return (text,) if names else ()
 
     def _note_warnings(self, warnings: tuple[str, ...]) -> None:
@@ -468,7 +468,7 @@ class GpuWatch:
             index = self._info[xid.uuid].index if xid.uuid in self._info else None
             text = xid_text(xid.number)
             facts = {"gpu": str(xid.uuid), "index": index, "xid": xid.number, "text": text}
-            self._controller.tell(partial(_note_event, EventKind.GPU_XID, facts))
+            self._controller.post(partial(_note_event, EventKind.GPU_XID, facts))
 
     def _keep_remembered(self) -> None:
         """Into the books where it changed: what an admin overruled, and errors already counted."""
@@ -480,7 +480,7 @@ class GpuWatch:
         def keep(batch: Batch) -> None:
             batch.health = remembered
 
-        self._controller.tell(keep)
+        self._controller.post(keep)
 
     def _note_health(self, changes: list[HealthChange]) -> None:
         """Into the books: a restart of the daemon makes no GPU well."""
@@ -496,13 +496,13 @@ class GpuWatch:
                 index = row.gpu_index if row else None
                 batch.emit(kind, gpu=str(change.uuid), index=index, reason=reason)
 
-        self._controller.tell(note)
+        self._controller.post(note)
 
     def retake(self) -> Facts | None:
         """Facts from the last sample, with what changed beside it: drains, ends, configuration."""
         controller = self._controller
         if self._sample is None:
-            controller.state.gpu_problem = self.released or self.problem
+            controller.set_gpu_problem(self.released or self.problem)
             controller.set_gpus(self._gpus_of_the_books())
             return None
         facts = self._ledger.take(
@@ -590,9 +590,8 @@ class GpuWatch:
         state = self._controller.state
         assert self._sample is not None
         wall_s = self._controller.clock.wall_s()
-        new: dict[GpuUuid, GpuRow] = {}
+        new: list[GpuRow] = []
         for info in self._sample.inventory:
-            known = state.gpu_rows.get(info.uuid)
             row = GpuRow(
                 uuid=info.uuid,
                 gpu_index=info.index,
@@ -601,16 +600,14 @@ class GpuWatch:
                 total_bytes=info.total_bytes,
                 reserved_bytes=info.reserved_bytes,
                 seen_at_s=wall_s,
-                drained=known.drained if known else None,
-                sick=known.sick if known else None,
-                sick_until_reboot=known.sick_until_reboot if known else False,
             )
-            if known is None or replace(known, seen_at_s=wall_s) != row:
-                new[info.uuid] = row
+            # What was told may not be durable yet: a full disk keeps it waiting.
+            known = self._told_rows.get(info.uuid) or state.gpu_rows.get(info.uuid)
+            if known is None or _identity(known) != _identity(row):
+                self._told_rows[info.uuid] = row
+                new.append(row)
         if new:
-            state.inventory = admission.seen(state.inventory, facts.gpus)
-            state.gpu_rows.update(new)
-            self._controller.tell(lambda batch: _keep_rows(batch, new))
+            self._controller.post(lambda batch: _keep_rows(batch, new, facts.gpus))
 
     def _hold_overuse(self, facts: Facts) -> None:
         """A job above its own declaration holds its buffered peak."""
@@ -629,7 +626,7 @@ class GpuWatch:
             if grants != job.grants:
                 grown[job_id] = grants
         if grown:
-            self._controller.tell(lambda batch: _hold_more(batch, grown))
+            self._controller.post(lambda batch: _hold_more(batch, grown))
 
     def _note_strays(self, facts: Facts) -> None:
         """Once for each process: a job on a GPU that was not granted to it, a job's remains."""
@@ -658,7 +655,7 @@ class GpuWatch:
                     former_job=stray.key[0] if batch.job(stray.key[0]) is None else None,
                 )
 
-        self._controller.tell(note)
+        self._controller.post(note)
 
     def _measure(self, sample: Sample, facts: Facts) -> None:
         """What the jobs use, into their meters; now and then into the books."""
@@ -669,7 +666,7 @@ class GpuWatch:
                 self.meter.add(key, readings[uuid], seen, step_s)
         moved = self.meter.to_save(boottime_s())
         if moved:
-            self._controller.tell(lambda batch: batch.gpu_uses.extend(moved))
+            self._controller.post(lambda batch: batch.gpu_uses.extend(moved))
 
     def begin(self, job: Job) -> None:
         """A job was placed: what is in use on its GPUs before it."""
@@ -718,8 +715,14 @@ def _note_event(kind: EventKind, facts: Mapping[str, object], batch: Batch) -> N
     batch.emit(kind, None, **facts)
 
 
-def _keep_rows(batch: Batch, rows: Mapping[GpuUuid, GpuRow]) -> None:
-    for row in rows.values():
+def _identity(row: GpuRow) -> tuple[object, ...]:
+    """What of a row the driver says; a change of it is worth another row."""
+    return row.gpu_index, row.minor, row.model, row.total_bytes, row.reserved_bytes
+
+
+def _keep_rows(batch: Batch, rows: Iterable[GpuRow], gpus: tuple[Gpu, ...]) -> None:
+    batch.gpus_seen = gpus
+    for row in rows:
         known = batch.gpu_row(row.uuid)
         if known is not None:
             row = replace(

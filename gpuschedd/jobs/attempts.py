@@ -12,8 +12,8 @@ from gpuschedd.core.attempt import AttemptReport, EndedRecord, ExitRecord, Obser
 from gpuschedd.core.job import Dropped, Gone, Job, MainEnded, NeverRan, Retried, Started
 from gpuschedd.core.recovery import Facts, Recovery, facts_reported, recover
 from gpuschedd.core.retry import next_request
+from gpuschedd.jobs.batch import Batch
 from gpuschedd.jobs.cancel import cancel_text
-from gpuschedd.jobs.state import Batch
 from gpuschedd.store.records import AttemptEnd, GpuUse, peak_of
 from gpuschedd.system.clock import SchedulerClock
 

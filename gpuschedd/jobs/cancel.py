@@ -11,9 +11,9 @@ from gpusched_client.errors import Conflict, LimitReached
 from gpusched_client.terms import Cause, EventKind, JobId, JobState
 from gpusched_client.wire.protocol import CancelRequest, Outcome
 from gpuschedd.core.job import CancelOrder, Dropped, Job
+from gpuschedd.jobs.batch import Batch
 from gpuschedd.jobs.outcomes import outcome_of
 from gpuschedd.jobs.principal import Principal
-from gpuschedd.jobs.state import Batch
 
 SIGNALS_MAX = 100  # pending signal orders of one job
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from gpusched_client.terms import EventKind, HoldKind, JobId, JobState
 from gpuschedd.core.job import Job
-from gpuschedd.jobs.state import Batch
+from gpuschedd.jobs.batch import Batch
 
 
 def is_allowed(user: str, groups: Iterable[str], allowed: Collection[str]) -> bool:

@@ -8,8 +8,8 @@ from gpusched_client.errors import Denied, GpuschedError, NotFound
 from gpusched_client.terms import JobId, JobState
 from gpusched_client.wire.protocol import Outcome
 from gpuschedd.core.job import Job
+from gpuschedd.jobs.batch import Batch
 from gpuschedd.jobs.principal import Principal
-from gpuschedd.jobs.state import Batch
 from gpuschedd.store.records import AuditRow
 
 Act = Callable[[Job], tuple[str, JobState]]

@@ -34,8 +34,8 @@ from gpuschedd.core.model import (
     Topology,
 )
 from gpuschedd.jobs import gates
+from gpuschedd.jobs.batch import Batch
 from gpuschedd.jobs.principal import Principal
-from gpuschedd.jobs.state import Batch
 from gpuschedd.store.records import Payload, Submission
 
 

@@ -15,9 +15,9 @@ from gpusched_client.wire.protocol import NICE_MAX, NICE_MIN, Outcome, UpdateReq
 from gpuschedd.core import admission, forecast
 from gpuschedd.core.job import Job
 from gpuschedd.core.model import PromiseException, RunningJob, Snapshot
+from gpuschedd.jobs.batch import Batch
 from gpuschedd.jobs.outcomes import outcome_of
 from gpuschedd.jobs.principal import Principal
-from gpuschedd.jobs.state import Batch
 from gpuschedd.jobs.submit import allowed_limit_s
 
 

@@ -139,7 +139,7 @@ class Actions:
 
     def _take(self, report: AttemptReport, evidence: Evidence) -> None:
         clock = self._controller.clock
-        self._controller.tell(lambda batch: apply_report(batch, clock, report, evidence))
+        self._controller.post(lambda batch: apply_report(batch, clock, report, evidence))
 
     def _after_commit(self, committed: Committed) -> None:
         for change in committed.changes:

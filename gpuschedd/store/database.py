@@ -27,6 +27,7 @@ from gpuschedd.core.job import CancelOrder, Job
 from gpuschedd.core.model import Grant, Request, Topology
 from gpuschedd.store.migrations import MIGRATIONS, NEWEST, Migration
 from gpuschedd.store.records import (
+    RECENT_SUBMISSIONS_MAX,
     AccountRow,
     Age,
     AttemptEnd,
@@ -53,7 +54,6 @@ MARKER_NAME = "gpuschedd.instance"  # says that a database existed: an empty one
 EVENTS_MAX = 1_000_000
 AUDIT_ROWS_MAX = 100_000
 SUBMISSION_KEPT_S = 7 * 86_400.0
-RECENT_SUBMISSIONS_MAX = 100_000  # kept in memory
 BUSY_TIMEOUT_S = 10.0
 WAL_PAGES = 250  # 1 MiB: on a small disk it must not take the room that the database grows into
 CHECKED_ROWS_MAX = 20_000  # whose checksums are looked at when the daemon starts

@@ -15,6 +15,7 @@ from gpuschedd.core.job import Job
 from gpuschedd.system.clock import ClockMark
 
 BRIEF_WORDS_MAX, BRIEF_BYTES_MAX = 64, 1_024
+RECENT_SUBMISSIONS_MAX = 100_000  # kept in memory; older ones are in the database only
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ def test_a_look_for_accounts_that_fails_is_not_the_last(monkeypatch: pytest.Monk
     daemon: Any = SimpleNamespace(
         accounts=SimpleNamespace(problem_of=problem_of),
         controller=SimpleNamespace(
-            state=SimpleNamespace(jobs={1: held}), tell=lambda _: released.set()
+            state=SimpleNamespace(jobs={1: held}), post=lambda _: released.set()
         ),
     )
 

@@ -271,8 +271,7 @@ class Host:
         self.controller = Controller(
             fickle, state, clock, lambda _: (), self._probe, loaded.last_event_id
         )
-        self.controller.restore_accounts(loaded.accounts)
-        state.rebuild_queues(clock.now_s())
+        self.controller.restore(loaded.accounts)
         around = Surroundings(self.place, loaded.instance, False, Launch.DIRECT, True, None)
         launcher: Any = SimpleNamespace()
         unasked: Any = SimpleNamespace()  # account look-ups belong to launches, which are played
@@ -326,7 +325,7 @@ class Host:
 
     async def ask(self, evaluate: Callable[[Any], Any]) -> Any:
         """A client's command, carried to its end; refusals come back as values."""
-        asking = asyncio.ensure_future(self.controller.ask(evaluate))
+        asking = asyncio.ensure_future(self.controller.call(evaluate))
         await asyncio.sleep(0)
         await self.settle()
         try:
@@ -341,10 +340,10 @@ class Host:
             at, _, act = heapq.heappop(self.world.agenda)
             self.world.clock.now = max(at, self.world.clock.now)
             act()
-            self.controller.poke()
+            self.controller.request_pass()
             await self.settle()
         self.world.clock.now = end
-        self.controller.poke()
+        self.controller.request_pass()
         await self.settle()
 
     def caller(self, uid: int) -> Principal:

@@ -18,8 +18,8 @@ from gpuschedd.api.handlers import Handlers
 from gpuschedd.api.limits import Budget
 from gpuschedd.core.job import Job
 from gpuschedd.core.model import GpuState
+from gpuschedd.jobs import batch as batch_module
 from gpuschedd.jobs import cancel as jobs_cancel
-from gpuschedd.jobs import state
 from gpuschedd.jobs import submit as jobs_submit
 from gpuschedd.jobs import update as jobs_update
 from gpuschedd.jobs.gates import waiting_reason
@@ -96,8 +96,10 @@ def check_accounts(host: Host) -> None:
     """Exactly the jobs that hold GPUs are charged, each at its own rate."""
     controller = host.controller
     held = map(controller.state.jobs.__getitem__, controller.state.holding)
-    rates = {job.job_id: controller._rate_of(job) for job in held}
-    assert controller._rates == {job_id: rate for job_id, rate in rates.items() if rate > 0}
+    rates = {job.job_id: controller.charging.rate_of(job) for job in held}
+    assert controller.charging.rates() == {
+        job_id: rate for job_id, rate in rates.items() if rate > 0
+    }
 
 
 def check_reasons(host: Host) -> None:
@@ -140,7 +142,7 @@ async def change_request(host: Host, caller: Principal, known: list[int]) -> Non
     vram = random.choice([None, None, 3 * GIB, 21 * GIB])
     ids = tuple(random.sample(known, min(len(known), 3)))
     update = UpdateRequest(job_ids=ids, time_limit_s=limit_s, vram_bytes=vram)
-    snapshot = host.controller.snapshot
+    snapshot = host.controller.snapshots.take
     await host.ask(lambda batch: jobs_update.update(batch, caller, update, snapshot()))
 
 
@@ -155,7 +157,7 @@ async def fill_or_free_disk(host: Host, _caller: Principal, _known: list[int]) -
         return
     host.world.disk_full = False
     host.controller.state.storage_blocked = None
-    host.controller.poke()
+    host.controller.request_pass()
     await host.settle()
 
 
@@ -367,8 +369,8 @@ async def _two_longer_limits(host: Host, together: bool) -> None:
     updates = [UpdateRequest(job_ids=group, time_limit_s=1_000) for group in groups]
     asked = [
         asyncio.ensure_future(
-            controller.ask(
-                lambda b, u=update: jobs_update.update(b, owner, u, controller.snapshot())
+            controller.call(
+                lambda b, u=update: jobs_update.update(b, owner, u, controller.snapshots.take())
             )
         )
         for update in updates
@@ -478,7 +480,7 @@ def test_a_submission_id_that_is_forgotten_before_its_turn_is_known_none_the_les
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Memory holds so many; while a repetition waits, others push the first out."""
-    monkeypatch.setattr(state, "RECENT_SUBMISSIONS_MAX", 1)
+    monkeypatch.setattr(batch_module, "RECENT_SUBMISSIONS_MAX", 1)
     asyncio.run(_submit_forgotten(Host(tmp_path, 1)))
 
 
