@@ -19,25 +19,30 @@ from gpusched_client.errors import GpuschedError, StorageError
 from gpusched_client.simulation import DIRECTORY_NAME, SYSTEM_DIR
 from gpusched_client.terms import HoldKind, Launch, Mode
 from gpuschedd import __version__
+from gpuschedd.api.auth import Authenticator
 from gpuschedd.api.backups import Backups
-from gpuschedd.api.handlers import Handlers, Outlook
-from gpuschedd.api.health_report import Look, RecentErrors, Status
-from gpuschedd.api.limits import Budget
+from gpuschedd.api.expected import ExpectedStarts
+from gpuschedd.api.health_report import HealthReport, RecentErrors
+from gpuschedd.api.limits import Connections, RequestBudget
+from gpuschedd.api.readers import FairReader
+from gpuschedd.api.registry import Services
 from gpuschedd.api.server import Server
-from gpuschedd.api.subscriptions import Audience
+from gpuschedd.api.service import Api
+from gpuschedd.api.subscriptions import Subscriptions
 from gpuschedd.config import keys as config
 from gpuschedd.core import fairshare
 from gpuschedd.gpu.attribution import Attribution
-from gpuschedd.gpu.monitor import GpuWatch
+from gpuschedd.gpu.monitor import GpuMonitor
 from gpuschedd.gpu.simulated.source import SimulatedGpus
 from gpuschedd.gpu.source import GpuSource
 from gpuschedd.jobs import holds
 from gpuschedd.jobs.controller import Controller
 from gpuschedd.jobs.state import State, policy_of
 from gpuschedd.logs import log_events, set_up_logging
-from gpuschedd.run.dispatcher import Actions, Surroundings
+from gpuschedd.run.dispatcher import Dispatcher, LaunchContext
 from gpuschedd.run.launchers.direct import DirectLauncher, Launcher
 from gpuschedd.run.launchers.systemd import SystemdLauncher
+from gpuschedd.run.runner import Runner
 from gpuschedd.store.database import (
     DATABASE_NAME,
     History,
@@ -125,11 +130,11 @@ class Daemon:
         return await self._serve()
 
     def _build(self, store: Store, instance: str) -> None:
-        """Everything around the controller."""
+        """Everything around the controller, from the processes outwards to the socket."""
         options, state_dir = self.options, self.options.state_dir
         claims_dir = SYSTEM_DIR if options.is_system else state_dir / DIRECTORY_NAME
         sim_dir = claims_dir if self._simulates else None
-        around = Surroundings(
+        context = LaunchContext(
             state_dir=state_dir,
             instance=instance,
             is_system=options.is_system,
@@ -137,48 +142,64 @@ class Daemon:
             exec_jobs=self.settings.exec_jobs,
             sim_dir=sim_dir,
         )
+        self.hint_socket = context.hint_socket
+        self.runner = Runner(self._launcher(), context.jobs_root, instance)
         self.source = self._source(sim_dir)
-        self.actions = Actions(
-            self.controller,
-            self._launcher(),
-            around,
-            lambda: self.watch.info(),
-            lambda job: self.watch.job_gone(job),
-            self.accounts,
-            lambda: self.watch,
-        )
-        self.watch = GpuWatch(
+        self.monitor = GpuMonitor(
             self.source,
             self.controller,
             Attribution(
-                self.actions.runner.supervisors,
+                self.runner.supervisors,
                 self.controller.state.holders,
                 by_unit=options.launch is Launch.PID1,
                 instance=instance,
             ),
             same_boot=self._same_boot,
         )
-        self.watch.meter.resume(self._uses_before)
-        self.budget = Budget(self.settings.limits.requests_per_second, is_shared=options.is_system)
-        self.audience = Audience()
-        self.controller.on_commit.append(self.audience.after_commit)
-        self.controller.on_commit.append(log_events)
-        self.handlers = Handlers(
-            self.controller,
-            History(store.path),
-            self.audience,
-            self._outlook(),
-            self.accounts,
-            self.budget,
+        self.monitor.meter.resume(self._uses_before)
+        self.dispatcher = Dispatcher(
+            self.controller, self.runner, context, self.monitor, self.accounts
+        )
+        self._build_api(store)
+
+    def _build_api(self, store: Store) -> None:
+        """The wire's side."""
+        options, limits = self.options, self.settings.limits
+        self.budget = RequestBudget(limits.requests_per_second, is_shared=options.is_system)
+        self.connections = Connections(limits.connections, limits.connections_all)
+        self.auth = Authenticator(self.controller, self.accounts, options.mode, os.getuid())
+        subscriptions = Subscriptions()
+        self.controller.on_commit += [subscriptions.after_commit, log_events]
+        self.api = Api(
+            Services(
+                mode=options.mode,
+                controller=self.controller,
+                auth=self.auth,
+                budget=self.budget,
+                reader=FairReader(History(store.path)),
+                expected=ExpectedStarts(self.controller),
+                subscriptions=subscriptions,
+                gpu_readings=self.monitor,
+                gpu_control=self.monitor,
+                health=HealthReport(
+                    self.controller,
+                    options.state_dir,
+                    mode=options.mode,
+                    launch=options.launch,
+                    errors=self.errors,
+                    gpus=self.monitor,
+                    connections=self.connections,
+                ),
+                backups=Backups(options.state_dir / DATABASE_NAME),
+                reload=self.reload,
+            )
         )
         self.server = Server(
-            self.handlers,
-            connections_per_uid=self.settings.limits.connections,
-            connections_all=self.settings.limits.connections_all,
-            budget=self.budget,
+            self.api,
+            self.connections,
+            self.budget,
             only_uid=None if options.is_system else os.getuid(),
         )
-        self.around = around
 
     def _launcher(self) -> Launcher:
         return SystemdLauncher() if self.options.launch is Launch.PID1 else DirectLauncher()
@@ -194,48 +215,15 @@ class Daemon:
 
         return NvmlGpus(lambda: self.settings.nvml)
 
-    def _status(self) -> Status:
-        return Status(
-            self.controller.state,
-            self.options.state_dir,
-            mode=self.options.mode,
-            launch=self.options.launch,
-            errors=self.errors,
-            look=Look(
-                gpu_source=lambda: "simulated" if self._simulates else "NVML",
-                gpu_problem=lambda: self.watch.problem,
-                sample_age_s=lambda: self.watch.sample_age_s,
-                connections=lambda: len(self.server.open),
-                pass_s=lambda: self.controller.pass_s_last,
-            ),
-        )
-
-    def _outlook(self) -> Outlook:
-        return Outlook(
-            status=self._status(),
-            backups=Backups(self.options.state_dir / DATABASE_NAME),
-            mode=self.options.mode,
-            own_uid=os.getuid(),
-            gpus_stale=lambda: self.watch.is_stale,
-            gpus_used=lambda: self.watch.used(),
-            gpu_problem=lambda: self.watch.trouble,
-            retake_gpus=lambda: self.watch.refresh(),
-            pardon_gpu=lambda uuid: self.watch.pardon(uuid),
-            release_gpus=lambda why: self.watch.release(why),
-            reopen_gpus=lambda: self.watch.resume(),
-            uses_now=lambda job: self.watch.meter.uses((job.job_id, job.attempt)),
-            reload=self.reload,
-        )
-
     async def _serve(self) -> int:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
         loop.add_signal_handler(signal.SIGHUP, self._reload_soon)
-        self.actions.runner.open_hints(self.around.hint_socket)
+        self.runner.open_hints(self.hint_socket)
         self.controller.await_gpus()
         looping = asyncio.ensure_future(self.controller.run())
-        watching = asyncio.ensure_future(self.watch.run())
+        watching = asyncio.ensure_future(self.monitor.run())
         stopping = asyncio.ensure_future(self._stop.wait())
         starting = asyncio.ensure_future(self._start(looping))
         ends: set[asyncio.Future[Any]] = {looping, watching, stopping}
@@ -258,7 +246,7 @@ class Daemon:
 
     async def _start(self, looping: asyncio.Future[None]) -> None:
         """Find every job again, look at the GPUs, then let clients in."""
-        await self.actions.recover_all()
+        await self.dispatcher.recover_all()
         await asyncio.wait({looping, self._settled()}, return_when=asyncio.FIRST_COMPLETED)
         await self._first_sweep(looping)
         self.controller.gpus_known()
@@ -267,7 +255,7 @@ class Daemon:
         log.info("ready version=%s socket=%s", __version__, self.options.socket)
 
     def _settled(self) -> asyncio.Future[None]:
-        """Done when what recovery found is in the books, or has to wait for room there."""
+        """Done when what recovery found is durable, or has to wait for room on the disk."""
 
         async def ask() -> None:
             with suppress(StorageError):
@@ -277,7 +265,7 @@ class Daemon:
 
     async def _first_sweep(self, looping: asyncio.Future[None]) -> None:
         """Have GPUs, or a reason for none, before the first client asks."""
-        first = asyncio.ensure_future(self.watch.first_sweep.wait())
+        first = asyncio.ensure_future(self.monitor.first_sweep.wait())
         tasks: set[asyncio.Future[Any]] = {first, looping}
         await asyncio.wait(tasks, timeout=FIRST_SWEEP_S, return_when=asyncio.FIRST_COMPLETED)
         first.cancel()
@@ -288,8 +276,8 @@ class Daemon:
         """Jobs and their supervisors live on; what is acknowledged is durable already."""
         await self.server.close()
         await self.controller.stop()
-        await self.actions.runner.close()
-        await self.watch.close()
+        await self.runner.close()
+        await self.monitor.close()
         await self.source.close()
         status = 0
         for task in (looping, watching):
@@ -306,7 +294,7 @@ class Daemon:
             except Exception:
                 log.exception("stopped_by_bug")
                 status = 70
-        self.handlers.close()
+        self.api.close()
         self.controller.close()
         if self._made_socket:
             self.options.socket.unlink(missing_ok=True)
@@ -337,11 +325,11 @@ class Daemon:
         changed = config.changed_keys(self.settings, fresh)
         self.settings = fresh
         self.controller.reconfigure(fresh)
-        self.handlers.forget_callers()
-        self.server.connections_per_uid = fresh.limits.connections
-        self.server.connections_all = fresh.limits.connections_all
+        self.auth.forget()
+        self.connections.per_uid = fresh.limits.connections
+        self.connections.in_all = fresh.limits.connections_all
         self.budget.per_second = fresh.limits.requests_per_second
-        self.watch.reconfigure()
+        self.monitor.reconfigure()
         log.info("reloaded changed=%s", ",".join(changed))
         await self._look_for_names()
         return tuple(
@@ -388,7 +376,7 @@ class Daemon:
                 self.controller.post(partial(holds.release_accounts, job_ids=back))
 
     async def _look_for_names(self) -> None:
-        """A name in the configuration that is nobody's is a slip, or an account to come."""
+        """An unknown name in the configuration is a typo or an account not created yet."""
         if not self.options.is_system:
             return
         if loose := config.place_warning(self.options.config):
@@ -420,9 +408,9 @@ def read_config(options: Options) -> config.Config:
 def run(options: Options) -> int:
     """Everything after the command line; the exit status."""
     set_up_logging()
-    # Threads read the books and look ahead; the loop must not wait long for its turn. Nor for the
-    # collector: with ten thousand jobs in memory each full collection takes a tenth of a second,
-    # and what we drop is hardly ever a cycle.
+    # Threads read the database and walk ahead; the loop must wait long neither for its turn nor for
+    # the collector: with ten thousand jobs in memory each full collection takes a tenth of a
+    # second, and what we drop is hardly ever a cycle.
     sys.setswitchinterval(THREAD_TURN_S)
     gc.set_threshold(*COLLECTOR)
     try:

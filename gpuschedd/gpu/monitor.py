@@ -46,7 +46,7 @@ from gpuschedd.gpu.source import (
 from gpuschedd.jobs.attempts import Evidence
 from gpuschedd.jobs.batch import Batch
 from gpuschedd.jobs.controller import Controller
-from gpuschedd.store.records import GpuRow
+from gpuschedd.store.records import GpuRow, GpuUse
 from gpuschedd.system.clock import boottime_s
 
 log = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class Xid:
     at_s: float
 
 
-class GpuWatch:
+class GpuMonitor:
     """The sampling loop and what it knows."""
 
     def __init__(
@@ -134,9 +134,9 @@ class GpuWatch:
         return max(0.0, boottime_s() - self._sample.taken_boottime_s)
 
     @property
-    def warnings(self) -> tuple[str, ...]:
-        """What an admin should know of the driver."""
-        return self._sample.warnings if self._sample is not None else ()
+    def source_name(self) -> str:
+        """Where the samples come from."""
+        return self._source.name
 
     def info(self) -> dict[GpuUuid, GpuInfo]:
         """Every GPU seen in this run."""
@@ -150,6 +150,10 @@ class GpuWatch:
             reading.uuid: UsedGpu(reading.used_bytes, reading.utilization)
             for reading in self._sample.readings
         }
+
+    def uses_now(self, job: Job) -> tuple[GpuUse, ...]:
+        """What a job has used so far; empty where it is not metered."""
+        return self.meter.uses((job.job_id, job.attempt))
 
     def job_gone(self, job: Job) -> None:
         """Its GPUs need a look newer than its end."""
@@ -172,7 +176,7 @@ class GpuWatch:
         """Something beside the samples has changed."""
         self.retake()
 
-    def pardon(self, uuid: GpuUuid) -> None:
+    def acknowledge(self, uuid: GpuUuid) -> None:
         """An admin puts a sick GPU back into service."""
         self._health.pardon(uuid)
         self._keep_remembered()
@@ -193,8 +197,8 @@ class GpuWatch:
         await asyncio.wait({looking}, timeout=REOPEN_DEADLINE_S)
         self._poke.set()
 
-    async def last_look(self, job: Job) -> str | None:
-        """Why a placed job does not fit any more; a driver that is down for a moment stops none."""
+    async def preflight(self, job: Job) -> str | None:
+        """Why a placed job no longer fits; a driver that is down for a moment stops none."""
         if not await self.look() and self._unread_text() is not None:
             return f"the GPUs cannot be looked at: {self.problem}"
         return self._misfit(job)

@@ -143,6 +143,10 @@ class GpuSource(Protocol):
     """A source of samples. `sample` may take long or fail; it never blocks the loop."""
 
     @property
+    def name(self) -> str:
+        """For people: what the samples come from."""
+
+    @property
     def is_simulated(self) -> bool:
         """True where no driver is behind it."""
 

@@ -179,9 +179,24 @@ class Controller:
             while self._commands and not self._stopping:
                 if not await self._run_batch():
                     break
-            if self._dirty and self._knows_gpus and not self._stopping:
-                self._dirty = False
+            if self._needs_pass and not self._stopping:
                 await self._run_pass()
+
+    async def step(self) -> bool:
+        """One batch, or one pass where no command waits. False: nothing to do, or no room.
+
+        For those who drive the loop themselves, under a clock of their own.
+        """
+        if self._commands:
+            return await self._run_batch()
+        if self._needs_pass:
+            await self._run_pass()
+            return True
+        return False
+
+    @property
+    def _needs_pass(self) -> bool:
+        return self._dirty and self._knows_gpus
 
     async def stop(self) -> None:
         """Take no more commands; those that wait are refused and can be sent again."""
@@ -360,6 +375,7 @@ class Controller:
     # --- the pass -----------------------------------------------------------------------------
 
     async def _run_pass(self) -> None:
+        self._dirty = False
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         self._wake_waiting()

@@ -61,12 +61,13 @@ class Runner:
         launcher: Launcher,
         jobs_root: Path,
         instance: str,
-        report: Callable[[AttemptReport], None],
+        report: Callable[[AttemptReport], None] = lambda _: None,
     ) -> None:
+        """`report` may be set later, before anything is launched or recovered."""
         self._launcher = launcher
         self._jobs_root = jobs_root
         self._instance = instance
-        self._report = report
+        self.report = report
         self._attempts: dict[JobKey, Tracked] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._hints: HintSocket | None = None
@@ -197,13 +198,13 @@ class Runner:
         log.warning("launch_failed job=%d attempt=%d error=%s", *tracked.key, error)
         if isinstance(error, LaunchStorage):
             await self._in_thread(lambda: self._remove_unstarted(tracked.key))
-            self._report(AttemptReport(*tracked.key, seen=None, storage_error=str(error)))
+            self.report(AttemptReport(*tracked.key, seen=None, storage_error=str(error)))
             return
         seen = await self._fenced(tracked)
         if seen is not None and self._verdict(tracked, seen) not in _NEVER_RAN:
             self.look(tracked.key)  # a supervisor came through all the same
             return
-        self._report(
+        self.report(
             AttemptReport(
                 *tracked.key,
                 seen=seen,
@@ -232,7 +233,7 @@ class Runner:
             self.look(tracked.key)
             return
         error = f"no supervisor within {LAUNCH_TIMEOUT_S:.0f} s"
-        self._report(AttemptReport(*tracked.key, seen=seen, launch_error=error))
+        self.report(AttemptReport(*tracked.key, seen=seen, launch_error=error))
 
     # --- the claim ----------------------------------------------------------------------------
 
@@ -267,7 +268,7 @@ class Runner:
             if not is_ours:
                 await self._publish(tracked, orders)
         if is_ours:
-            self._report(AttemptReport(*tracked.key, seen=seen))
+            self.report(AttemptReport(*tracked.key, seen=seen))
         else:
             self.look(tracked.key)
 
@@ -313,7 +314,7 @@ class Runner:
             self._go(self._order(tracked, orders))
         elif verdict in _NEVER_RAN:
             detail = "found unclaimed at start-up"
-            self._report(AttemptReport(*tracked.key, seen=seen, detail=detail))
+            self.report(AttemptReport(*tracked.key, seen=seen, detail=detail))
         else:
             self.look(tracked.key)
 
@@ -386,7 +387,7 @@ class Runner:
             left = await self._end_leftovers(tracked, seen)
         if seen is not None or not left:
             report = AttemptReport(*tracked.key, seen=seen, processes_left=left, detail=problem)
-            self._report(report)
+            self.report(report)
         if left:
             await asyncio.sleep(LEFTOVER_PAUSE_S)
         return left

@@ -17,9 +17,9 @@ import msgpack
 import pytest
 
 from gpusched_client.wire.protocol import METHODS, SubmitResult
-from gpuschedd.api.handlers import RIGHTS
-from gpuschedd.api.limits import Budget
-from gpuschedd.api.server import LINGER_S, Server
+from gpuschedd.api.limits import LINGER_S, Connections, RequestBudget
+from gpuschedd.api.server import Server
+from gpuschedd.api.service import RIGHTS
 from tests.support.daemon import DaemonProcess, until
 
 JOB = {"argv": ["true"], "cwd": "/", "environment": {}, "gpus": 0, "output": "/dev/null"}
@@ -223,8 +223,8 @@ def test_it_is_answered_also_where_the_disk_takes_its_time(tmp_path: Path) -> No
 
     async def told() -> bytes:
         handlers: Any = Slow()
-        budget = Budget(1_000.0, is_shared=False)
-        server = Server(handlers, connections_per_uid=9, connections_all=99, budget=budget)
+        budget = RequestBudget(1_000.0, is_shared=False)
+        server = Server(handlers, Connections(9, 99), budget)
         with socket.socket(socket.AF_UNIX) as listening:
             listening.bind(str(tmp_path / "s"))
             await server.listen(listening)
@@ -256,7 +256,7 @@ class Prompt:
         return SubmitResult(job_ids=())
 
 
-class Charges(Budget):
+class Charges(RequestBudget):
     """A budget that counts what was charged."""
 
     charged = 0.0
@@ -274,7 +274,7 @@ def _busy_and_other(place: Path, flood: bytes) -> tuple[Prompt, float, float]:
     budget = Charges(1_000.0, is_shared=False)
 
     async def ask() -> float:
-        server = Server(handlers, connections_per_uid=9, connections_all=99, budget=budget)
+        server = Server(handlers, Connections(9, 99), budget)
         with socket.socket(socket.AF_UNIX) as listening:
             listening.bind(str(place / "s"))
             await server.listen(listening)

@@ -10,13 +10,18 @@ import asyncio
 import heapq
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from gpusched_client.errors import GpuschedError
-from gpusched_client.terms import GpuUuid, JobId, Launch
+from gpusched_client.terms import GpuUuid, JobId, Launch, Mode
+from gpuschedd.api.auth import Authenticator
+from gpuschedd.api.expected import ExpectedStarts
+from gpuschedd.api.limits import RequestBudget
+from gpuschedd.api.registry import Call, Services
+from gpuschedd.api.subscriptions import Subscriptions
 from gpuschedd.config import keys as config
 from gpuschedd.core import admission
 from gpuschedd.core.attempt import (
@@ -29,12 +34,15 @@ from gpuschedd.core.attempt import (
     StartedRecord,
 )
 from gpuschedd.core.fairshare import Accounts
+from gpuschedd.core.job import Job
 from gpuschedd.core.model import Gpu
 from gpuschedd.gpu.attribution import JobKey
+from gpuschedd.gpu.source import GpuInfo
+from gpuschedd.jobs.attempts import NO_EVIDENCE, Evidence
 from gpuschedd.jobs.controller import Controller
 from gpuschedd.jobs.principal import Principal
 from gpuschedd.jobs.state import State, policy_of
-from gpuschedd.run.dispatcher import Actions, Surroundings
+from gpuschedd.run.dispatcher import Dispatcher, LaunchContext
 from gpuschedd.store.database import Store, StoreFull
 from gpuschedd.store.records import Changes, GpuRow
 from gpuschedd.system.clock import SchedulerClock
@@ -101,10 +109,7 @@ class PlayedRunner:
 
     def __init__(self, host: Host) -> None:
         self.host, self.world = host, host.world
-
-    def report(self, report: AttemptReport) -> None:
-        """To the daemon that lives now."""
-        self.host.actions._report(report)
+        self.report: Callable[[AttemptReport], None]  # of the daemon that lives now
 
     def _claim(self, by: Any) -> Claim:
         return Claim(by, "boot", 1, 1)
@@ -224,6 +229,27 @@ async def _done(act: Callable[[], None]) -> None:
     act()
 
 
+class UnseenGpus:
+    """No driver: the GPUs are as the test says, and tell nothing of an end."""
+
+    def info(self) -> dict[GpuUuid, GpuInfo]:
+        return {}
+
+    def begin(self, job: Job) -> None:
+        del job
+
+    async def preflight(self, job: Job) -> str | None:
+        del job
+        return None
+
+    async def evidence(self, job: Job, *, failed: bool, main_pid: int | None) -> Evidence:
+        del job, failed, main_pid
+        return NO_EVIDENCE
+
+    def job_gone(self, job: Job) -> None:
+        del job
+
+
 class FickleStore:
     """The real store, on a disk that is full now and then; others act while it writes."""
 
@@ -272,11 +298,10 @@ class Host:
             fickle, state, clock, lambda _: (), self._probe, loaded.last_event_id
         )
         self.controller.restore(loaded.accounts)
-        around = Surroundings(self.place, loaded.instance, False, Launch.DIRECT, True, None)
-        launcher: Any = SimpleNamespace()
+        context = LaunchContext(self.place, loaded.instance, False, Launch.DIRECT, True, None)
+        runner: Any = self.runner
         unasked: Any = SimpleNamespace()  # account look-ups belong to launches, which are played
-        self.actions = Actions(self.controller, launcher, around, dict, lambda _: None, unasked)
-        self.actions.runner = self.runner  # type: ignore[assignment]
+        self.dispatcher = Dispatcher(self.controller, runner, context, UnseenGpus(), unasked)
 
     def _probe(self) -> None:
         if self.world.disk_full:
@@ -313,13 +338,8 @@ class Host:
     async def settle(self) -> None:
         """Work off all commands and passes that are due now."""
         for _ in range(1_000):
-            if self.controller._commands:
-                if not await self.controller._run_batch():
-                    return
-            elif self.controller._dirty:
-                self.controller._dirty = False
-                await self.controller._run_pass()
-            else:
+            await self.dispatcher.settled()
+            if not await self.controller.step():
                 return
         raise AssertionError("the controller never comes to rest")
 
@@ -348,3 +368,24 @@ class Host:
 
     def caller(self, uid: int) -> Principal:
         return Principal(uid, f"user{uid}", 1, is_admin=False)
+
+
+def services_of(host: Host, **parts: Any) -> Services:
+    """What handlers use, with nothing behind what is not given."""
+    unasked: Any = None
+    made: dict[str, Any] = {
+        "mode": Mode.USER,
+        "controller": host.controller,
+        "auth": Authenticator(host.controller, unasked, Mode.USER, 1001),
+        "budget": RequestBudget(1_000.0, is_shared=False),
+        "expected": ExpectedStarts(host.controller),
+        "subscriptions": Subscriptions(),
+    }
+    absent = dict.fromkeys(field.name for field in fields(Services))
+    return Services(**{**absent, **made, **parts})
+
+
+def call_of(host: Host, services: Services) -> Call:
+    """A request of the first user's."""
+    connection: Any = None
+    return Call(connection, host.caller(1001), services)

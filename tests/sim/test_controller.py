@@ -14,8 +14,8 @@ import pytest
 from gpusched_client.errors import GpuschedError, StorageError
 from gpusched_client.terms import JobId, JobState, PendingReason
 from gpusched_client.wire.protocol import CancelRequest, JobRequest, SubmitRequest, UpdateRequest
-from gpuschedd.api.handlers import Handlers
-from gpuschedd.api.limits import Budget
+from gpuschedd.api.methods.submit import submit_jobs
+from gpuschedd.api.readers import FairReader
 from gpuschedd.core.job import Job
 from gpuschedd.core.model import GpuState
 from gpuschedd.jobs import batch as batch_module
@@ -25,7 +25,7 @@ from gpuschedd.jobs import update as jobs_update
 from gpuschedd.jobs.gates import waiting_reason
 from gpuschedd.jobs.principal import Principal
 from gpuschedd.store.database import History
-from tests.sim.harness import CARD, GIB, Host
+from tests.sim.harness import CARD, GIB, Host, call_of, services_of
 
 STEPS = 120
 SEEDS, SOAK_SEEDS = range(12), range(300)
@@ -485,17 +485,15 @@ def test_a_submission_id_that_is_forgotten_before_its_turn_is_known_none_the_les
 
 
 async def _submit_forgotten(host: Host) -> None:
-    unasked: Any = None
-    budget = Budget(1_000.0, is_shared=False)
     history = History(host.store.path)
-    handlers = Handlers(host.controller, history, unasked, unasked, unasked, budget)
+    services = services_of(host, reader=FairReader(history))
     job = JobRequest(argv=(b"true",), cwd=b"/", environment={}, hold=True)
 
     async def submit(name: str) -> Any:
         request = SubmitRequest(jobs=(job,), submission_id=name)
-        return await handlers._submit(unasked, host.caller(1001), request)
+        return await submit_jobs(call_of(host, services), request)
 
-    with closing(handlers):
+    with closing(services.reader):
         asked = []
         for name in ("a", "b", "a"):
             asked.append(asyncio.ensure_future(submit(name)))

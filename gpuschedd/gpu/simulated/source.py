@@ -36,6 +36,7 @@ def _simulated(index: int, card: HostCard) -> GpuInfo:
 class SimulatedGpus:
     """A GpuSource over a claims directory."""
 
+    name = "simulated"
     is_simulated = True
 
     def __init__(self, host: str, claims_dir: Path, *, shared: bool) -> None:
