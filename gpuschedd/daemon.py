@@ -45,13 +45,13 @@ from gpuschedd.run.launchers.systemd import SystemdLauncher
 from gpuschedd.run.runner import Runner
 from gpuschedd.store.database import (
     DATABASE_NAME,
-    History,
-    Store,
     StoreBroken,
     StoreFull,
     StoreUnusable,
     StoreVanished,
 )
+from gpuschedd.store.history import History
+from gpuschedd.store.writer import Store
 from gpuschedd.supervisor import STORAGE_ERRNOS, closed_by
 from gpuschedd.system import state_dir as places
 from gpuschedd.system.accounts import Accounts, unknown_names

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from gpusched_client.errors import LimitReached
 from gpuschedd.api.limits import QUESTIONS_PER_UID_MAX
-from gpuschedd.store.database import History, read
+from gpuschedd.store.history import History, read
 
 T = TypeVar("T")
 Work = Callable[[History], Any]

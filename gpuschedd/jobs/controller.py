@@ -32,8 +32,9 @@ from gpuschedd.jobs.charging import Charging
 from gpuschedd.jobs.gates import is_eligible
 from gpuschedd.jobs.snapshots import Snapshots
 from gpuschedd.jobs.state import State, age_of, policy_of, waiting_for
-from gpuschedd.store.database import Store, StoreBroken, StoreFull
+from gpuschedd.store.database import StoreBroken, StoreFull
 from gpuschedd.store.records import AccountRow, Age, Changes, Event, PromiseRow
+from gpuschedd.store.writer import Store
 from gpuschedd.system.clock import SchedulerClock
 
 log = logging.getLogger(__name__)

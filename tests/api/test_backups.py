@@ -13,7 +13,8 @@ from gpusched_client.errors import Conflict
 from gpusched_client.wire.protocol import BackupRequest
 from gpuschedd.api import backups
 from gpuschedd.api.backups import Backups
-from gpuschedd.store.database import DATABASE_NAME, Store
+from gpuschedd.store.database import DATABASE_NAME
+from gpuschedd.store.writer import Store
 
 
 def test_a_copy_whose_reader_left_while_it_was_made_is_gone(

@@ -43,8 +43,9 @@ from gpuschedd.jobs.controller import Controller
 from gpuschedd.jobs.principal import Principal
 from gpuschedd.jobs.state import State, policy_of
 from gpuschedd.run.dispatcher import Dispatcher, LaunchContext
-from gpuschedd.store.database import Store, StoreFull
+from gpuschedd.store.database import StoreFull
 from gpuschedd.store.records import Changes, GpuRow
+from gpuschedd.store.writer import Store
 from gpuschedd.system.clock import SchedulerClock
 
 GIB = 2**30

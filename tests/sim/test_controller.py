@@ -24,7 +24,7 @@ from gpuschedd.jobs import submit as jobs_submit
 from gpuschedd.jobs import update as jobs_update
 from gpuschedd.jobs.gates import waiting_reason
 from gpuschedd.jobs.principal import Principal
-from gpuschedd.store.database import History
+from gpuschedd.store.history import History
 from tests.sim.harness import CARD, GIB, Host, call_of, services_of
 
 STEPS = 120

@@ -17,7 +17,7 @@ from gpuschedd.api.methods.queue import queue
 from gpuschedd.api.readers import FairReader
 from gpuschedd.api.registry import Services
 from gpuschedd.jobs import submit as jobs_submit
-from gpuschedd.store.database import History
+from gpuschedd.store.history import History
 from tests.sim.harness import Host, call_of, services_of
 
 JOBS = 3 * VIEWS_AT_ONCE

@@ -14,7 +14,7 @@ from gpuschedd.api.limits import VIEWS_AT_ONCE
 from gpuschedd.api.registry import Call
 from gpuschedd.core.job import Job
 from gpuschedd.jobs.outcomes import not_yours
-from gpuschedd.store.database import History
+from gpuschedd.store.history import History
 
 T = TypeVar("T")
 
