@@ -13,7 +13,7 @@ from gpusched_client import paths
 from gpusched_client.errors import GpuschedError
 from gpusched_client.terms import Launch
 from gpuschedd import __version__
-from gpuschedd.config import keys as config
+from gpuschedd.config.toml import ConfigError, changed_keys, place_warning
 from gpuschedd.daemon import EX_CONFIG, Options, read_config, run
 from gpuschedd.replay.command import replay
 from gpuschedd.system import install
@@ -98,16 +98,16 @@ def _check_config(path: Path, system: bool, overrides: tuple[str, ...]) -> bool:
     options = Options(is_system, Launch.DIRECT, Path(), Path(), path, overrides)
     try:
         found = read_config(options)
-    except (config.ConfigError, GpuschedError) as error:
+    except (ConfigError, GpuschedError) as error:
         click.echo(f"gpuschedd: {error}", err=True)
         return False
-    changed = config.changed_keys(
+    changed = changed_keys(
         read_config(replace(options, config=Path(os.devnull), overrides=())), found
     )
     state = "is good" if path.exists() else "is missing, which is good: all is at its default"
     click.echo(f"{path} {state}; it sets {', '.join(changed) or 'nothing'}")
     if is_system:
-        loose = config.place_warning(path)
+        loose = place_warning(path)
         for text in (*unknown_names(found.names, found.admin_group), *([loose] if loose else [])):
             click.echo(f"note: {text}")
     return True

@@ -29,7 +29,9 @@ from gpuschedd.api.registry import Services
 from gpuschedd.api.server import Server
 from gpuschedd.api.service import Api
 from gpuschedd.api.subscriptions import Subscriptions
-from gpuschedd.config import keys as config
+from gpuschedd.config import toml as config_file
+from gpuschedd.config.keys import READ_AT_START, Config
+from gpuschedd.config.toml import ConfigError, changed_keys, place_warning, with_limits
 from gpuschedd.core import fairshare
 from gpuschedd.gpu.attribution import Attribution
 from gpuschedd.gpu.monitor import GpuMonitor
@@ -92,7 +94,7 @@ class Options:
 class Daemon:
     """All parts of one running daemon."""
 
-    def __init__(self, options: Options, settings: config.Config, clock: Clock) -> None:
+    def __init__(self, options: Options, settings: Config, clock: Clock) -> None:
         self.options = options
         self.settings = settings
         self.clock = clock
@@ -320,9 +322,9 @@ class Daemon:
 
         try:
             fresh = read_config(self.options)
-        except config.ConfigError as error:
+        except ConfigError as error:
             raise Invalid(f"the configuration was not changed: {error}") from error
-        changed = config.changed_keys(self.settings, fresh)
+        changed = changed_keys(self.settings, fresh)
         self.settings = fresh
         self.controller.reconfigure(fresh)
         self.auth.forget()
@@ -333,8 +335,7 @@ class Daemon:
         log.info("reloaded changed=%s", ",".join(changed))
         await self._look_for_names()
         return tuple(
-            f"{key} (from the next start)" if key in config.READ_AT_START else key
-            for key in changed
+            f"{key} (from the next start)" if key in READ_AT_START else key for key in changed
         )
 
     def _reload_soon(self) -> None:
@@ -379,7 +380,7 @@ class Daemon:
         """An unknown name in the configuration is a typo or an account not created yet."""
         if not self.options.is_system:
             return
-        if loose := config.place_warning(self.options.config):
+        if loose := place_warning(self.options.config):
             log.warning("config_loose text=%s", loose)
         names, admin_group = self.settings.names, self.settings.admin_group
         with suppress(TimeoutError):
@@ -395,12 +396,12 @@ class Daemon:
             await asyncio.sleep(self.manager.watchdog_s)
 
 
-def read_config(options: Options) -> config.Config:
+def read_config(options: Options) -> Config:
     """File and --set over the defaults of the mode. Raises ConfigError."""
-    base = config.Config()
+    base = Config()
     if options.is_system:
-        base = config.with_limits(base, SYSTEM_DEFAULT_LIMIT_S, SYSTEM_MAX_LIMIT_S)
-    return config.load(
+        base = with_limits(base, SYSTEM_DEFAULT_LIMIT_S, SYSTEM_MAX_LIMIT_S)
+    return config_file.load(
         options.config, options.overrides, base, others_may=0o055 if options.is_system else 0o075
     )
 
@@ -423,7 +424,7 @@ def run(options: Options) -> int:
     except places.AlreadyRunning as error:
         print(f"gpuschedd: {error}", file=sys.stderr)
         return EX_TEMPFAIL
-    except (config.ConfigError, places.Unusable, StoreUnusable, GpuschedError) as error:
+    except (ConfigError, places.Unusable, StoreUnusable, GpuschedError) as error:
         print(f"gpuschedd: {error}", file=sys.stderr)
         return EX_CONFIG
     except StoreFull as error:

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpusched_client.terms import GpuUuid, JobId
-from gpuschedd.config.keys import ProcessRule, Sharing
+from gpuschedd.config.keys import Sharing
+from gpuschedd.config.values import ProcessRule
 from gpuschedd.core.model import Gpu, GpuState
 from gpuschedd.gpu.attribution import JobKey, Stranger
 from gpuschedd.gpu.metering import Seen

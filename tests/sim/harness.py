@@ -22,7 +22,7 @@ from gpuschedd.api.expected import ExpectedStarts
 from gpuschedd.api.limits import RequestBudget
 from gpuschedd.api.registry import Call, Services
 from gpuschedd.api.subscriptions import Subscriptions
-from gpuschedd.config import keys as config
+from gpuschedd.config import toml as config_file
 from gpuschedd.core import admission
 from gpuschedd.core.attempt import (
     AttemptReport,
@@ -280,7 +280,7 @@ class Host:
             Gpu(uuid=GpuUuid(f"GPU-{index}"), index=index, model="Card", total_bytes=CARD)
             for index in range(gpus)
         )
-        self.settings = config.load(Path("none"), SETTINGS)
+        self.settings = config_file.load(Path("none"), SETTINGS)
         self.runner = PlayedRunner(self)
         self.start()
 
@@ -328,7 +328,7 @@ class Host:
 
     def reload(self, *overrides: str) -> None:
         """What `gctl reload` does after such a change of the configuration."""
-        self.settings = config.load(Path("none"), [*SETTINGS, *overrides])
+        self.settings = config_file.load(Path("none"), [*SETTINGS, *overrides])
         self.controller.reconfigure(self.settings)
 
     def reload_midway(self, *overrides: str) -> None:
