@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from gpusched_client.errors import GpuschedError, StorageError
-from gpusched_client.simulation import DIRECTORY_NAME, SYSTEM_DIR
 from gpusched_client.terms import HoldKind, Launch, Mode
 from gpuschedd import __version__
 from gpuschedd.api.auth import Authenticator
@@ -35,16 +34,16 @@ from gpuschedd.config.toml import ConfigError, changed_keys, place_warning, with
 from gpuschedd.core import fairshare
 from gpuschedd.gpu.attribution import Attribution
 from gpuschedd.gpu.monitor import GpuMonitor
-from gpuschedd.gpu.simulated.source import SimulatedGpus
-from gpuschedd.gpu.source import GpuSource
+from gpuschedd.gpu.vendors import vendor_of
 from gpuschedd.jobs import holds
 from gpuschedd.jobs.controller import Controller
 from gpuschedd.jobs.state import State, policy_of
 from gpuschedd.logs import log_events, set_up_logging
-from gpuschedd.run.dispatcher import Dispatcher, LaunchContext
+from gpuschedd.run.dispatcher import Dispatcher
 from gpuschedd.run.launchers.direct import DirectLauncher, Launcher
 from gpuschedd.run.launchers.systemd import SystemdLauncher
 from gpuschedd.run.runner import Runner
+from gpuschedd.run.spec import LaunchContext, SpecMaker
 from gpuschedd.store.database import (
     DATABASE_NAME,
     StoreBroken,
@@ -134,21 +133,20 @@ class Daemon:
     def _build(self, store: Store, instance: str) -> None:
         """Everything around the controller, from the processes outwards to the socket."""
         options, state_dir = self.options, self.options.state_dir
-        claims_dir = SYSTEM_DIR if options.is_system else state_dir / DIRECTORY_NAME
-        sim_dir = claims_dir if self._simulates else None
+        vendor = vendor_of(lambda: self.settings, state_dir, is_system=options.is_system)
         context = LaunchContext(
             state_dir=state_dir,
             instance=instance,
             is_system=options.is_system,
             launch=options.launch,
             exec_jobs=self.settings.exec_jobs,
-            sim_dir=sim_dir,
         )
         self.hint_socket = context.hint_socket
         self.runner = Runner(self._launcher(), context.jobs_root, instance)
-        self.source = self._source(sim_dir)
+        self.source = vendor.open()
         self.monitor = GpuMonitor(
             self.source,
+            vendor.health_rules,
             self.controller,
             Attribution(
                 self.runner.supervisors,
@@ -160,7 +158,12 @@ class Daemon:
         )
         self.monitor.meter.resume(self._uses_before)
         self.dispatcher = Dispatcher(
-            self.controller, self.runner, context, self.monitor, self.accounts
+            self.controller,
+            self.runner,
+            context,
+            SpecMaker(self.controller.state, context, vendor),
+            self.monitor,
+            self.accounts,
         )
         self._build_api(store)
 
@@ -205,17 +208,6 @@ class Daemon:
 
     def _launcher(self) -> Launcher:
         return SystemdLauncher() if self.options.launch is Launch.PID1 else DirectLauncher()
-
-    @property
-    def _simulates(self) -> bool:
-        return bool(self.settings.simulate)
-
-    def _source(self, sim_dir: Path | None) -> GpuSource:
-        if sim_dir is not None:
-            return SimulatedGpus(self.settings.simulate, sim_dir, shared=self.options.is_system)
-        from gpuschedd.gpu.nvidia.source import NvmlGpus
-
-        return NvmlGpus(lambda: self.settings.nvml)
 
     async def _serve(self) -> int:
         loop = asyncio.get_running_loop()

@@ -17,7 +17,7 @@ from gpuschedd.gpu.source import UsedGpu
 from gpuschedd.jobs.gates import waiting_reason
 from gpuschedd.jobs.state import State
 from gpuschedd.jobs.submit import limit_on_wire
-from gpuschedd.run.environment import DEFAULT_OUTPUT
+from gpuschedd.run.spec import DEFAULT_OUTPUT
 from gpuschedd.store.records import Brief, Event, GpuUse, Payload, peak_of
 from gpuschedd.system.clock import SchedulerClock
 

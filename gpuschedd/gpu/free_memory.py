@@ -59,7 +59,7 @@ class Standing:
 
     drained: Mapping[GpuUuid, str] = field(default_factory=dict)
     sick: Mapping[GpuUuid, str] = field(default_factory=dict)
-    badges: Mapping[GpuUuid, str] = field(default_factory=dict)
+    warnings: Mapping[GpuUuid, str] = field(default_factory=dict)
     lost: Mapping[GpuUuid, str] = field(default_factory=dict)
     unread: str | None = None  # why nothing at all is known of any GPU
 
@@ -434,7 +434,7 @@ class Ledger:
         state, text = self._state(info, reading, standing)
         if state is GpuState.OK:
             own = "" if gpu.shareable else "its compute mode allows one process only"
-            return replace(gpu, state_text=standing.badges.get(info.uuid, own))
+            return replace(gpu, state_text=standing.warnings.get(info.uuid, own))
         return replace(gpu, state=state, state_text=text)
 
     @staticmethod

@@ -9,24 +9,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
 from gpusched_client.terms import EventKind, GpuUuid, JobId
-from gpuschedd.config.keys import Config
 from gpuschedd.core.job import Job
 from gpuschedd.core.model import Gpu, GpuState, Grant
 from gpuschedd.gpu.attribution import Attribution, JobKey
 from gpuschedd.gpu.free_memory import Facts, Holding, Ledger, Standing, Violation
-from gpuschedd.gpu.health import (
-    HealthBook,
-    HealthChange,
-    HealthRules,
-    Illness,
-    rules_of,
-    xid_text,
-)
+from gpuschedd.gpu.health import HealthBook, HealthChange
 from gpuschedd.gpu.metering import UseMeter
 from gpuschedd.gpu.simulated.source import UUID_PREFIX
 from gpuschedd.gpu.source import (
@@ -36,6 +28,8 @@ from gpuschedd.gpu.source import (
     GpuReading,
     GpuSource,
     GpuSourceDown,
+    HealthRules,
+    Illness,
     Sample,
     UsedGpu,
     Want,
@@ -60,12 +54,13 @@ INTERVAL_FACTOR_MAX = 16
 LOOK_AGE_S = 1.0  # the last look before a launch is no older
 EVIDENCE_DEADLINE_S = 2.0  # a job's end waits no longer for the driver's figures
 REOPEN_DEADLINE_S = 30.0  # the answer to `resume` waits so long for the driver
-XID_BLAME_S = 30.0  # an Xid so long before a job's end may be its cause
+FAULTS_KEPT_MAX = 1_000
+FAULT_BLAME_S = 30.0  # a fault so long before a job's end may be its cause
 
 
 @dataclass(frozen=True, slots=True)
-class Xid:
-    """One Xid of one GPU, for the cause of a death."""
+class GpuFault:
+    """A fault that the driver reported of one GPU, for the cause of a death."""
 
     uuid: GpuUuid
     number: int
@@ -78,6 +73,7 @@ class GpuMonitor:
     def __init__(
         self,
         source: GpuSource,
+        health_rules: Callable[[], HealthRules],
         controller: Controller,
         attribution: Attribution,
         *,
@@ -85,13 +81,14 @@ class GpuMonitor:
     ) -> None:
         """`same_boot`: the sick GPUs of the books are still as they were."""
         self._source = source
+        self._health_rules = health_rules
         self._controller = controller
         self._attribution = attribution
         config = controller.state.config
         self._ledger = Ledger(config.sharing, attribution.owner_of, attribution.stranger)
         ill = self._ill_before()
         self._remembered = controller.state.health
-        self._health = HealthBook(_rules(config), ill if same_boot else {}, self._remembered)
+        self._health = HealthBook(health_rules(), ill if same_boot else {}, self._remembered)
         if ill and not same_boot:
             self._controller.post(partial(_all_well, tuple(ill)))
         self.meter = UseMeter()
@@ -106,7 +103,7 @@ class GpuMonitor:
         self._looking: asyncio.Task[bool] | None = None
         self._strays: set[tuple[EventKind, Violation]] = set()  # told already
         self._told_rows: dict[GpuUuid, GpuRow] = {}
-        self._xids: list[Xid] = []
+        self._faults: list[GpuFault] = []
         self._warned: frozenset[str] = frozenset()
         self._reopens = False  # until the first sample after a release
         self.released: str | None = None  # why the driver is let go of
@@ -169,7 +166,7 @@ class GpuMonitor:
         """The configuration was read again."""
         config = self._controller.state.config
         self._ledger.sharing = config.sharing
-        self._health.rules = _rules(config)
+        self._health.rules = self._health_rules()
         self.retake()
 
     def refresh(self) -> None:
@@ -178,7 +175,7 @@ class GpuMonitor:
 
     def acknowledge(self, uuid: GpuUuid) -> None:
         """An admin puts a sick GPU back into service."""
-        self._health.pardon(uuid)
+        self._health.acknowledge(uuid)
         self._keep_remembered()
         self.retake()
 
@@ -227,7 +224,7 @@ class GpuMonitor:
         return None
 
     async def _look_now(self) -> None:
-        """Have the events of this moment: an Xid is reported just before its job dies."""
+        """Have the events of this moment: a fault is reported just before its job dies."""
         if self._looking is not None and not self._looking.done():
             await asyncio.wait({self._looking}, timeout=EVIDENCE_DEADLINE_S)
         if self._looking is None or self._looking.done():
@@ -235,7 +232,7 @@ class GpuMonitor:
             await asyncio.wait({self._looking}, timeout=EVIDENCE_DEADLINE_S)
 
     async def evidence(self, job: Job, *, failed: bool, main_pid: int | None) -> Evidence:
-        """The figures of an attempt that is over, the driver's accounts included, and an Xid.
+        """The figures of an attempt that is over, the driver's accounts included, and a fault.
 
         The driver has accounts also of a process that no sweep has seen: the main one is asked for.
         """
@@ -252,16 +249,16 @@ class GpuMonitor:
             asking = asyncio.ensure_future(self._source.accounts(pids))
             await asyncio.wait({asking}, timeout=EVIDENCE_DEADLINE_S)
             accounts = asking.result() if asking.done() else {}
-        return Evidence(self.meter.uses(key, accounts, job.started_at_s), self._xid_of(job))
+        return Evidence(self.meter.uses(key, accounts, job.started_at_s), self._fault_of(job))
 
-    def _xid_of(self, job: Job) -> str | None:
-        """The Xid that may have ended a job: on one of its GPUs, in its last half minute."""
-        begun_s = max(self._controller.clock.wall_s() - XID_BLAME_S, job.started_at_s or 0.0)
+    def _fault_of(self, job: Job) -> str | None:
+        """The fault that may have ended a job: on one of its GPUs, in its last half minute."""
+        begun_s = max(self._controller.clock.wall_s() - FAULT_BLAME_S, job.started_at_s or 0.0)
         uuids = {grant.uuid for grant in job.grants}
-        for xid in reversed(self._xids):
-            if xid.uuid in uuids and begun_s <= xid.at_s:
-                index = self._info[xid.uuid].index if xid.uuid in self._info else "?"
-                return f"{xid_text(xid.number)} on GPU {index}"
+        for fault in reversed(self._faults):
+            if fault.uuid in uuids and begun_s <= fault.at_s:
+                index = self._info[fault.uuid].index if fault.uuid in self._info else "?"
+                return f"{self._health.rules.fault_text(fault.number)} on GPU {index}"
         return None
 
     # --- the loop -----------------------------------------------------------------------------
@@ -466,12 +463,13 @@ class GpuMonitor:
 
     def _note_events(self, events: tuple[GpuEvent, ...]) -> None:
         wall_s = self._controller.clock.wall_s()
-        xids = [event for event in events if event.kind == "xid"]
-        self._xids = [*self._xids, *(Xid(x.uuid, x.number, wall_s) for x in xids)][-1000:]
-        for xid in xids:
-            index = self._info[xid.uuid].index if xid.uuid in self._info else None
-            text = xid_text(xid.number)
-            facts = {"gpu": str(xid.uuid), "index": index, "xid": xid.number, "text": text}
+        faults = [event for event in events if event.kind == "fault"]
+        self._faults += [GpuFault(event.uuid, event.number, wall_s) for event in faults]
+        del self._faults[:-FAULTS_KEPT_MAX]
+        for event in faults:
+            index = self._info[event.uuid].index if event.uuid in self._info else None
+            text = self._health.rules.fault_text(event.number)
+            facts = {"gpu": str(event.uuid), "index": index, "xid": event.number, "text": text}
             self._controller.post(partial(_note_event, EventKind.GPU_XID, facts))
 
     def _keep_remembered(self) -> None:
@@ -522,7 +520,7 @@ class GpuMonitor:
         state, now_s = self._controller.state, boottime_s()
         rows = state.gpu_rows.items()
         sick = {uuid: self._health.illness(uuid) for uuid in self._info}
-        badges = {uuid: self._health.badge(uuid) for uuid in self._info}
+        warnings = {uuid: self._health.warning(uuid) for uuid in self._info}
         since = self._missing_since_s.items()
         lost = {
             uuid: "the driver does not list it any more"
@@ -532,7 +530,7 @@ class GpuMonitor:
         return Standing(
             drained={uuid: row.drained for uuid, row in rows if row.drained is not None},
             sick={uuid: illness.reason for uuid, illness in sick.items() if illness is not None},
-            badges={uuid: badge for uuid, badge in badges.items() if badge is not None},
+            warnings={uuid: warning for uuid, warning in warnings.items() if warning is not None},
             lost=lost,
             unread=self._unread_text(),
         )
@@ -678,10 +676,6 @@ class GpuMonitor:
         used = {r.uuid: r.used_bytes for r in readings if r.used_bytes is not None}
         key: JobKey = (job.job_id, job.attempt)
         self.meter.begin(key, [grant.uuid for grant in job.grants], used)
-
-
-def _rules(config: Config) -> HealthRules:
-    return rules_of(config.nvml.quarantine_xids, config.nvml.reboot_xids)
 
 
 def _grown(grant: Grant, peak: int, job: Job, buffer: float) -> Grant:

@@ -26,7 +26,7 @@ class Evidence:
     """What the GPUs tell of an attempt that is over."""
 
     uses: tuple[GpuUse, ...] = ()
-    xid: str | None = None  # an Xid of one of its GPUs, shortly before its end
+    fault: str | None = None  # what one of its GPUs reported shortly before its end
 
 
 NO_EVIDENCE = Evidence()
@@ -102,8 +102,8 @@ def _finish(batch: Batch, job: Job, end: EndedRecord | ExitRecord, evidence: Evi
     batch.gpu_uses.extend(evidence.uses)
     if cause is Cause.CUDA_OOM and _retry(batch, job, end, evidence):
         return
-    if state is JobState.FAILED and cause in (Cause.EXIT, Cause.SIGNAL) and evidence.xid:
-        cause, detail = Cause.XID, evidence.xid
+    if state is JobState.FAILED and cause in (Cause.EXIT, Cause.SIGNAL) and evidence.fault:
+        cause, detail = Cause.XID, evidence.fault
     if state is JobState.CANCELLED and cause is Cause.CANCELLED and job.cancel is not None:
         detail = cancel_text(job.cancel)
     finished = batch.advance(

@@ -5,54 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import os
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from gpusched_client.terms import GpuUuid, JobId, JobState, Launch, Mode
+from gpusched_client.terms import GpuUuid, JobId, JobState
 from gpuschedd.core.attempt import AttemptReport, Cancel, Orders
 from gpuschedd.core.job import Job
-from gpuschedd.gpu.source import GpuInfo
+from gpuschedd.gpu.source import DeviceAccess, DeviceMissing, GpuInfo, GrantedGpu
 from gpuschedd.jobs.attempts import NO_EVIDENCE, Evidence, apply_report
 from gpuschedd.jobs.controller import Change, Committed, Controller
-from gpuschedd.run import device_filter as devices
-from gpuschedd.run import environment as jobenv
-from gpuschedd.run.job_dir import Spec
-from gpuschedd.run.launchers.direct import AccountGone, Bounds, LaunchDeferred
+from gpuschedd.run.launchers.direct import UNFILTERED, AccountGone, LaunchDeferred, LaunchFailed
 from gpuschedd.run.runner import DISOBEDIENCE_S, LaunchPlan, MakePlan, Runner
-from gpuschedd.store.records import Payload
+from gpuschedd.run.spec import LaunchContext, SpecMaker
 from gpuschedd.system.accounts import Accounts
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchContext:
-    """Where and how this daemon's jobs run."""
-
-    state_dir: Path
-    instance: str
-    is_system: bool
-    launch: Launch
-    exec_jobs: bool
-    sim_dir: Path | None
-
-    @property
-    def jobs_root(self) -> Path:
-        """Parent of the job directories."""
-        return self.state_dir / "jobs"
-
-    @property
-    def scripts_dir(self) -> Path:
-        """Where submitted scripts lie while their attempt lives."""
-        return self.state_dir / "scripts"
-
-    @property
-    def hint_socket(self) -> Path:
-        """Where supervisors send their hints."""
-        return self.state_dir / "hint.sock"
 
 
 class NoLongerFits(LaunchDeferred):
@@ -86,12 +53,14 @@ class Dispatcher:
         controller: Controller,
         runner: Runner,
         context: LaunchContext,
+        specs: SpecMaker,
         gpus: LaunchGpus,
         accounts: Accounts,
     ) -> None:
         self._controller = controller
         self._runner = runner
         self._context = context
+        self._specs = specs
         self._gpus = gpus
         self._accounts = accounts
         self._reports: set[asyncio.Task[None]] = set()
@@ -200,9 +169,21 @@ class Dispatcher:
                 return None  # its cancel is on the way, and fences it
             payload = await self._controller.in_database(lambda store: store.payload(job.job_id))
             assert payload is not None, "a live job has its payload"
-            return self._spec(present, payload), self._bounds(present)
+            gpus = self._specs.granted(present, self._gpus.info())
+            access = await self._device_access(gpus)
+            spec = self._specs.spec(present, payload, gpus)
+            return spec, self._specs.bounds(present, access)
 
         return make
+
+    async def _device_access(self, gpus: Sequence[GrantedGpu]) -> DeviceAccess:
+        """For a launcher that can filter. Raises LaunchFailed."""
+        if not self._runner.launcher.filters_devices:
+            return UNFILTERED
+        try:
+            return await asyncio.to_thread(self._specs.device_access, gpus)
+        except (OSError, DeviceMissing) as error:
+            raise LaunchFailed(str(error)) from error
 
     async def _look_again(self, job: Job) -> None:
         """Raises NoLongerFits where foreign use came, or a GPU went, since the decision."""
@@ -220,92 +201,6 @@ class Dispatcher:
             raise LaunchDeferred("the name service does not answer") from None
         if problem is not None:
             raise AccountGone(problem)
-
-    def _bounds(self, job: Job) -> Bounds:
-        known = self._gpus.info()
-        return Bounds(
-            minors=tuple(
-                known[grant.uuid].minor if grant.uuid in known else None for grant in job.grants
-            ),
-            capabilities=tuple(
-                node
-                for grant in job.grants
-                if grant.uuid in known and known[grant.uuid].parent_uuid is not None
-                for node in known[grant.uuid].device_nodes
-                if node.startswith(devices.CAPABILITY_NODES)
-            ),
-            memory_bytes=job.memory_bytes,
-            cpus=job.cpus,
-            tasks_max=self._controller.state.config.jobs.max_processes,
-            grace_s=self._controller.state.policy.kill_grace_s,
-        )
-
-    def _spec(self, job: Job, payload: Payload) -> Spec:
-        given = self._given(job, payload)
-        context = self._context
-        return Spec(
-            job_id=job.job_id,
-            attempt=job.attempt,
-            instance=context.instance,
-            mode=Mode.SYSTEM.value if context.is_system else Mode.USER.value,
-            launch=context.launch.value,
-            user=job.user,
-            uid=job.uid,
-            name=job.name,
-            argv=payload.argv,
-            script=payload.script,
-            cwd=payload.cwd,
-            environment=jobenv.environment_of(payload.environment, given),
-            umask=payload.umask,
-            rlimits=payload.rlimits,
-            output=jobenv.expand(payload.output or jobenv.DEFAULT_OUTPUT, given),
-            error=None if payload.error is None else jobenv.expand(payload.error, given),
-            time_limit_s=job.request.time_limit_s,
-            kill_grace_s=self._controller.state.policy.kill_grace_s,
-            hint_socket=os.fspath(context.hint_socket),
-            scripts_dir=os.fspath(context.scripts_dir),
-            allow_system_uid=self._controller.state.config.jobs.system_users,
-            no_exec=not context.exec_jobs,
-            cpu_set=self._near_cpus(job) if self._controller.state.config.bind_cpus else (),
-        )
-
-    def _near_cpus(self, job: Job) -> tuple[int, ...]:
-        """The CPUs near all its GPUs; those near any where they have none in common."""
-        known = self._gpus.info()
-        near = [set(known[g.uuid].cpus) for g in job.grants if g.uuid in known]
-        if not near or not all(near):
-            return ()
-        return tuple(sorted(set.intersection(*near) or set.union(*near)))
-
-    def _given(self, job: Job, payload: Payload) -> jobenv.Given:
-        """What the job was given, in the order of the GPUs' indices."""
-        known = self._gpus.info()
-        indices = self._controller.state.gpu_index_of()
-        uuids = sorted((grant.uuid for grant in job.grants), key=lambda uuid: indices.get(uuid, -1))
-        numbers = [indices.get(uuid, -1) for uuid in uuids]
-        config = self._controller.state.config
-        visible = jobenv.visible_devices(
-            config.visible_devices,
-            list(zip(uuids, numbers, strict=True)),
-            has_slices=any(uuid in known and known[uuid].parent_uuid for uuid in uuids),
-            is_filtered=self._context.launch is Launch.PID1
-            and bool(devices.gpu_nodes())
-            and all(uuid in known and known[uuid].minor is not None for uuid in uuids),
-        )
-        return jobenv.Given(
-            job_id=job.job_id,
-            attempt=job.attempt,
-            instance=self._context.instance,
-            name=job.name,
-            user=job.user,
-            submit_dir=payload.cwd,
-            gpu_uuids=[str(uuid) for uuid in uuids],
-            gpu_indices=numbers,
-            vram_bytes=job.request.vram_bytes,
-            visible_devices=visible,
-            cpu_affinity=jobenv.cpu_list(self._near_cpus(job)),
-            sim_dir=None if self._context.sim_dir is None else os.fspath(self._context.sim_dir),
-        )
 
 
 def _is_over(report: AttemptReport) -> bool:

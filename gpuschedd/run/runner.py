@@ -64,7 +64,7 @@ class Runner:
         report: Callable[[AttemptReport], None] = lambda _: None,
     ) -> None:
         """`report` may be set later, before anything is launched or recovered."""
-        self._launcher = launcher
+        self.launcher = launcher
         self._jobs_root = jobs_root
         self._instance = instance
         self.report = report
@@ -191,7 +191,7 @@ class Runner:
             number = error.errno if isinstance(error, OSError) else None
             kind = LaunchStorage if number in STORAGE_ERRNOS else LaunchFailed
             raise kind(f"the job directory cannot be written: {error}") from error
-        self._launcher.launch(job_dir, bounds)
+        self.launcher.launch(job_dir, bounds)
 
     async def _launch_failed(self, tracked: Tracked, error: LaunchFailed) -> None:
         """Nothing of it may start later: fence it, or remove what the full disk took of it."""
@@ -293,7 +293,7 @@ class Runner:
                 await asyncio.sleep(ROOM_PAUSE_S)
             else:
                 if pidfd is not None:
-                    self._launcher.wake(pidfd)
+                    self.launcher.wake(pidfd)
                 return
 
     # --- start-up -----------------------------------------------------------------------------
@@ -408,9 +408,7 @@ class Runner:
             return False  # forgotten meanwhile: its end is on record
         started = None if seen is None else seen.started
         left = await self._in_thread(
-            lambda: self._launcher.kill_leftovers(
-                *tracked.key, self._instance, tracked.uid, started
-            )
+            lambda: self.launcher.kill_leftovers(*tracked.key, self._instance, tracked.uid, started)
         )
         return bool(left)
 
@@ -429,7 +427,7 @@ class Runner:
             return None
         if claim is None or claim.by != "supervisor":
             return None
-        pidfd = await self._in_thread(lambda: self._launcher.attach(claim))
+        pidfd = await self._in_thread(lambda: self.launcher.attach(claim))
         if pidfd is None:
             return None
         if tracked.pidfd is not None or not self._is_tracked(tracked):
@@ -446,7 +444,7 @@ class Runner:
         claim = await self._in_thread(JobDir.open(self._jobs_root, *tracked.key).claim)
         if claim is not None and self._is_tracked(tracked):
             log.warning("supervisor_stopped job=%d attempt=%d", *tracked.key)
-            await self._in_thread(lambda: self._launcher.stop(claim))
+            await self._in_thread(lambda: self.launcher.stop(claim))
 
     async def _forget(self, tracked: Tracked) -> None:
         async with tracked.lock:

@@ -42,7 +42,8 @@ from gpuschedd.jobs.attempts import NO_EVIDENCE, Evidence
 from gpuschedd.jobs.controller import Controller
 from gpuschedd.jobs.principal import Principal
 from gpuschedd.jobs.state import State, policy_of
-from gpuschedd.run.dispatcher import Dispatcher, LaunchContext
+from gpuschedd.run.dispatcher import Dispatcher
+from gpuschedd.run.spec import LaunchContext
 from gpuschedd.store.database import StoreFull
 from gpuschedd.store.records import Changes, GpuRow
 from gpuschedd.store.writer import Store
@@ -299,10 +300,12 @@ class Host:
             fickle, state, clock, lambda _: (), self._probe, loaded.last_event_id
         )
         self.controller.restore(loaded.accounts)
-        context = LaunchContext(self.place, loaded.instance, False, Launch.DIRECT, True, None)
+        context = LaunchContext(self.place, loaded.instance, False, Launch.DIRECT, True)
         runner: Any = self.runner
-        unasked: Any = SimpleNamespace()  # account look-ups belong to launches, which are played
-        self.dispatcher = Dispatcher(self.controller, runner, context, UnseenGpus(), unasked)
+        unasked: Any = SimpleNamespace()  # launches are played, so nobody asks for these
+        self.dispatcher = Dispatcher(
+            self.controller, runner, context, unasked, UnseenGpus(), unasked
+        )
 
     def _probe(self) -> None:
         if self.world.disk_full:

@@ -17,10 +17,11 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from gpuschedd import supervisor
 from gpuschedd.core.attempt import Claim, StartedRecord
+from gpuschedd.gpu.source import DeviceAccess
 from gpuschedd.run.job_dir import JobDir, is_claim_alive
 
 LAUNCH_DEADLINE_S = 20.0  # from the start of the interpreter to the claim: fsyncs on a slow disk
@@ -28,6 +29,9 @@ REASON_BYTES_MAX = 2000
 KILL_DEADLINE_S = 2.0
 KILL_ROUND_S = 0.02
 ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}
+
+
+UNFILTERED = DeviceAccess(None, "this way of launching filters no devices")
 
 
 class LaunchFailed(Exception):
@@ -50,13 +54,11 @@ class AccountGone(LaunchFailed):
 class Bounds:
     """What the attempt's unit is held to. Direct launch cannot, and passes it over.
 
-    `minors`: device minors of the granted GPUs, None where the driver names none. Other None: no
-    bound. `capabilities`: device nodes of granted MIG slices. `cpus` is in CPUs' worth of time.
-    `grace_s` is what the supervisor takes to end a job.
+    None: no bound. `cpus` is in CPUs' worth of time. `grace_s` is what the supervisor takes to end
+    a job.
     """
 
-    minors: tuple[int | None, ...] = ()
-    capabilities: tuple[str, ...] = ()
+    devices: DeviceAccess = UNFILTERED
     memory_bytes: int | None = None
     cpus: float | None = None
     tasks_max: int | None = None
@@ -69,9 +71,12 @@ NO_BOUNDS = Bounds()
 class Launcher(Protocol):
     """What the controller needs of whatever starts supervisors.
 
-    `launch` returns when the supervisor holds the claim (direct) or was started (through PID 1).
-    `leftovers` are the job's processes that outlive a dead supervisor.
+    `filters_devices`: it can keep a job from other GPUs than its own. `launch` returns when the
+    supervisor holds the claim (direct) or was started (through PID 1). `leftovers` are the job's
+    processes that outlive a dead supervisor.
     """
+
+    filters_devices: ClassVar[bool]
 
     def launch(self, job_dir: JobDir, bounds: Bounds = NO_BOUNDS) -> None:
         """Start the supervisor of this directory. Raises LaunchFailed or one of its kinds."""
@@ -105,6 +110,8 @@ class DirectLauncher:
     The process that is started forks the supervisor, waits for its claim and ends: the daemon has
     no child to reap, and the exit status and stderr say what went wrong.
     """
+
+    filters_devices: ClassVar[bool] = False
 
     def __init__(self, python: str = sys.executable) -> None:
         self._command = [python, "-I", "-S", supervisor.__file__, "--detach"]
