@@ -155,8 +155,8 @@ class Daemon:
                 instance=instance,
             ),
             same_boot=self._same_boot,
+            uses_before=self._uses_before,
         )
-        self.monitor.meter.resume(self._uses_before)
         self.dispatcher = Dispatcher(
             self.controller,
             self.runner,

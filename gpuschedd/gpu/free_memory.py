@@ -18,11 +18,12 @@ from gpuschedd.core.model import Gpu, GpuState
 from gpuschedd.gpu.attribution import JobKey, Stranger
 from gpuschedd.gpu.metering import Seen
 from gpuschedd.gpu.source import GpuInfo, GpuProcess, GpuReading, Sample
+from gpuschedd.jobs.state import State
 from gpuschedd.system.clock import boottime_s
 
 MIB = 2**20
 STEP_BYTES = 16 * MIB  # ownerless memory wobbles: counted in such steps, rounded up
-AFTERGLOW_S = 30.0  # ownerless memory is the last job's for so long after its end
+RELEASE_LAG_S = 30.0  # ownerless memory is the last job's for so long after its end
 NAMED_MAX = 3
 DISPLAY_COMMANDS = frozenset({"Xorg", "X", "Xwayland", "gnome-shell", "kwin_x11", "kwin_wayland"})
 DISPLAY_USERS = frozenset({"root", "gdm", "sddm", "lightdm"})
@@ -42,6 +43,17 @@ class Holding:
 
 
 Holdings = Mapping[GpuUuid, Sequence[Holding]]
+
+
+def holdings_of(state: State) -> dict[GpuUuid, list[Holding]]:
+    """What our jobs hold on each GPU, as of the last commit."""
+    found: dict[GpuUuid, list[Holding]] = {}
+    for job_id in state.holding:
+        job = state.jobs[job_id]
+        for grant in job.grants:
+            holding = Holding((job_id, job.attempt), grant.held_bytes)
+            found.setdefault(grant.uuid, []).append(holding)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +118,7 @@ class _Count:
     charged: int = 0  # of it: to the only job
 
 
-class Ledger:
+class FreeMemory:
     """The memory of what was seen. One instance lives as long as the daemon."""
 
     def __init__(self, sharing: Sharing, owner_of: OwnerOf, stranger_of: StrangerOf) -> None:
@@ -118,7 +130,7 @@ class Ledger:
         self._own_peaks: dict[tuple[JobKey, GpuUuid], int] = {}
         self._ended: dict[GpuUuid, tuple[float, JobId]] = {}  # boot time, last job
         self._last: dict[GpuUuid, Gpu] = {}  # use and foreign use by the last sample that counts
-        self._glow_ends_s: dict[GpuUuid, float] = {}
+        self._release_ends_s: dict[GpuUuid, float] = {}
         self._held_up: set[GpuUuid] = set()  # foreign use was there before the last job ended
         self._empty_ownerless: dict[GpuUuid, int] = {}  # while no job was there
 
@@ -126,7 +138,7 @@ class Ledger:
         """Samples taken before at_s (boot time) say nothing more about these GPUs."""
         for uuid in uuids:
             self._ended[uuid] = (at_s, key[0])
-            self._glow_ends_s.pop(uuid, None)
+            self._release_ends_s.pop(uuid, None)
             if uuid in self._foreign_since_s:
                 self._held_up.add(uuid)
             self._own_peaks.pop((key, uuid), None)
@@ -329,19 +341,19 @@ class Ledger:
         self, uuid: GpuUuid, count: _Count, foreign_bytes: int, now_s: float
     ) -> float | None:
         """When memory that an ended job leaves behind should be gone; None: it is not only that."""
-        end_s = self._glow_end_s(uuid, now_s)
+        end_s = self._release_end_s(uuid, now_s)
         return end_s if foreign_bytes and not count.foreign and end_s > now_s else None
 
-    def _glow_end_s(self, uuid: GpuUuid, now_s: float) -> float:
+    def _release_end_s(self, uuid: GpuUuid, now_s: float) -> float:
         """Until when ownerless memory is the last job's, in scheduler time; the same each time."""
         if uuid in self._held_up:
             return now_s
-        return self._glow_ends_s.setdefault(uuid, now_s + max(0.0, self._afterglow_s(uuid)))
+        return self._release_ends_s.setdefault(uuid, now_s + max(0.0, self._release_lag_s(uuid)))
 
-    def _afterglow_s(self, uuid: GpuUuid) -> float:
+    def _release_lag_s(self, uuid: GpuUuid) -> float:
         """How long ownerless memory still counts as that of the GPU's last job."""
         at_s, _ = self._ended.get(uuid, (-math.inf, None))
-        return at_s + AFTERGLOW_S - boottime_s()
+        return at_s + RELEASE_LAG_S - boottime_s()
 
     def _since_s(self, uuid: GpuUuid, is_foreign: bool, now_s: float) -> float | None:
         """Since when it is foreign use: what an ended job leaves behind is none at first."""
@@ -349,7 +361,7 @@ class Ledger:
             self._foreign_since_s.pop(uuid, None)
             self._held_up.discard(uuid)
             return None
-        return self._foreign_since_s.setdefault(uuid, max(now_s, self._glow_end_s(uuid, now_s)))
+        return self._foreign_since_s.setdefault(uuid, max(now_s, self._release_end_s(uuid, now_s)))
 
     def _explained(self, reading: GpuReading, held: Sequence[Holding], count: _Count) -> int:
         """How much of what is in use our jobs stand for: no more than they hold together.
@@ -415,7 +427,7 @@ class Ledger:
         at_s, job_id = self._ended.get(uuid, (None, None))
         if at_s is None:
             return "that no process owns"
-        if self._afterglow_s(uuid) > 0 and uuid not in self._held_up:
+        if self._release_lag_s(uuid) > 0 and uuid not in self._held_up:
             return f"that job {job_id} leaves behind"
         return f"that no process owns (job {job_id} was the last here)"
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from gpusched_client.terms import GpuUuid, JobState
 from gpuschedd.gpu.attribution import JobKey
-from gpuschedd.gpu.source import Accounts, GpuReading, ProcessPeak
+from gpuschedd.gpu.source import DriverAccounts, GpuReading, ProcessPeak
 from gpuschedd.store.records import GpuUse
 
 STEP_S_MAX = 30.0  # a longer gap between two samples is not counted as observed
@@ -103,7 +103,7 @@ class UseMeter:
         return {uuid: set(meter.pids) for uuid, meter in self._meters.get(key, {}).items()}
 
     def uses(
-        self, key: JobKey, accounts: Accounts | None = None, since_s: float | None = None
+        self, key: JobKey, accounts: DriverAccounts | None = None, since_s: float | None = None
     ) -> tuple[GpuUse, ...]:
         """The figures so far. `since_s`: accounts of processes that began earlier are not its."""
         return tuple(

@@ -1,74 +1,52 @@
 """Looking at the GPUs again and again: samples in, facts to the controller.
 
 Keeps the last sample when a sweep fails, marked stale: a failed sweep never frees a GPU, and ends
-no job. Owns the cadence, what is missing since when, and the figures of the jobs that run.
+no job. Owns the cadence and the state of the driver; what a sample means for inventory, health and
+jobs is booked by their own modules.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from functools import partial
 
-from gpusched_client.terms import EventKind, GpuUuid, JobId
+from gpusched_client.terms import GpuUuid
 from gpuschedd.core.job import Job
-from gpuschedd.core.model import Gpu, GpuState, Grant
-from gpuschedd.gpu.attribution import Attribution, JobKey
-from gpuschedd.gpu.free_memory import Facts, Holding, Ledger, Standing, Violation
-from gpuschedd.gpu.health import HealthBook, HealthChange
-from gpuschedd.gpu.metering import UseMeter
-from gpuschedd.gpu.simulated.source import UUID_PREFIX
+from gpuschedd.core.model import GpuState
+from gpuschedd.gpu.attribution import Attribution
+from gpuschedd.gpu.free_memory import Facts, FreeMemory, Standing, holdings_of
+from gpuschedd.gpu.health_watch import HealthWatch
+from gpuschedd.gpu.inventory import Inventory
+from gpuschedd.gpu.job_use import JobUse
 from gpuschedd.gpu.source import (
-    Accounts,
-    GpuEvent,
+    DriverAccounts,
     GpuInfo,
-    GpuReading,
     GpuSource,
     GpuSourceDown,
     HealthRules,
-    Illness,
     Sample,
+    SampleRequest,
     UsedGpu,
-    Want,
-    nameless,
-    pick,
-    place,
 )
 from gpuschedd.jobs.attempts import Evidence
-from gpuschedd.jobs.batch import Batch
 from gpuschedd.jobs.controller import Controller
-from gpuschedd.store.records import GpuRow, GpuUse
+from gpuschedd.store.records import GpuUse
 from gpuschedd.system.clock import boottime_s
 
 log = logging.getLogger(__name__)
 
 RETRY_S = 1.0  # after a failed sweep; the source has a back-off of its own
 STALE_AFTER_S = 15.0  # without a sample: nothing new is placed
-LOST_AFTER_S = 60.0  # of a GPU that the driver does not list any more
-SICK_CHECK_S = 5.0  # between two health checks while a GPU is sick
 COST_SHARE = 0.05  # of the time, at most, in the driver
 INTERVAL_FACTOR_MAX = 16
-LOOK_AGE_S = 1.0  # the last look before a launch is no older
+PREFLIGHT_AGE_S = 1.0  # the sample that a launch is checked by is no older
 EVIDENCE_DEADLINE_S = 2.0  # a job's end waits no longer for the driver's figures
 REOPEN_DEADLINE_S = 30.0  # the answer to `resume` waits so long for the driver
-FAULTS_KEPT_MAX = 1_000
-FAULT_BLAME_S = 30.0  # a fault so long before a job's end may be its cause
-
-
-@dataclass(frozen=True, slots=True)
-class GpuFault:
-    """A fault that the driver reported of one GPU, for the cause of a death."""
-
-    uuid: GpuUuid
-    number: int
-    at_s: float
 
 
 class GpuMonitor:
-    """The sampling loop and what it knows."""
+    """The sampling loop, and the view on the GPUs that the rest of the daemon has."""
 
     def __init__(
         self,
@@ -77,38 +55,28 @@ class GpuMonitor:
         controller: Controller,
         attribution: Attribution,
         *,
-        same_boot: bool = True,
+        same_boot: bool,
+        uses_before: Iterable[GpuUse] = (),
     ) -> None:
-        """`same_boot`: the sick GPUs of the books are still as they were."""
+        """`same_boot`: GPUs that were sick still are. `uses_before`: what running jobs had used."""
         self._source = source
-        self._health_rules = health_rules
         self._controller = controller
         self._attribution = attribution
-        config = controller.state.config
-        self._ledger = Ledger(config.sharing, attribution.owner_of, attribution.stranger)
-        ill = self._ill_before()
-        self._remembered = controller.state.health
-        self._health = HealthBook(health_rules(), ill if same_boot else {}, self._remembered)
-        if ill and not same_boot:
-            self._controller.post(partial(_all_well, tuple(ill)))
-        self.meter = UseMeter()
+        self._free = FreeMemory(
+            controller.state.config.sharing, attribution.owner_of, attribution.stranger
+        )
+        self._inventory = Inventory(controller)
+        self._health = HealthWatch(health_rules, controller, same_boot=same_boot)
+        self._use = JobUse(controller)
+        self._use.meter.resume(uses_before)
         self._poke = asyncio.Event()
         self._sample: Sample | None = None
-        self._info: dict[GpuUuid, GpuInfo] = {}  # every GPU of this run, also those that are gone
-        self._missing_since_s: dict[GpuUuid, float] = {}
-        self._checked_s = 0.0
-        self._wants_checks = False
-        self._checks: dict[GpuUuid, GpuReading] = {}
         self._factor = 1
         self._looking: asyncio.Task[bool] | None = None
-        self._strays: set[tuple[EventKind, Violation]] = set()  # told already
-        self._told_rows: dict[GpuUuid, GpuRow] = {}
-        self._faults: list[GpuFault] = []
         self._warned: frozenset[str] = frozenset()
         self._reopens = False  # until the first sample after a release
-        self.released: str | None = None  # why the driver is let go of
+        self.released: str | None = None  # why the driver is released
         self.problem: str | None = None
-        self.misnamed: str | None = None  # why none of the host's GPUs is ours
         self.first_sweep = asyncio.Event()
 
     # --- for others ---------------------------------------------------------------------------
@@ -121,7 +89,7 @@ class GpuMonitor:
     @property
     def trouble(self) -> str | None:
         """Why there is nothing to place on, as far as driver and configuration tell."""
-        return self.problem or self.misnamed
+        return self.problem or self._inventory.misnamed
 
     @property
     def sample_age_s(self) -> float | None:
@@ -135,9 +103,9 @@ class GpuMonitor:
         """Where the samples come from."""
         return self._source.name
 
-    def info(self) -> dict[GpuUuid, GpuInfo]:
+    def info(self) -> Mapping[GpuUuid, GpuInfo]:
         """Every GPU seen in this run."""
-        return self._info
+        return self._inventory.info
 
     def used(self) -> Mapping[GpuUuid, UsedGpu]:
         """The last readings, for display."""
@@ -150,39 +118,38 @@ class GpuMonitor:
 
     def uses_now(self, job: Job) -> tuple[GpuUse, ...]:
         """What a job has used so far; empty where it is not metered."""
-        return self.meter.uses((job.job_id, job.attempt))
+        return self._use.meter.uses((job.job_id, job.attempt))
 
     def job_gone(self, job: Job) -> None:
         """Its GPUs need a look newer than its end."""
         key = (job.job_id, job.attempt)
         uuids = [grant.uuid for grant in job.grants]
-        self.meter.forget(key)
+        self._use.meter.forget(key)
         if uuids:
-            self._ledger.job_ended(key, uuids, boottime_s())
+            self._free.job_ended(key, uuids, boottime_s())
             self._poke.set()
-            self.retake()
+            self._derive()
 
     def reconfigure(self) -> None:
         """The configuration was read again."""
         config = self._controller.state.config
-        self._ledger.sharing = config.sharing
-        self._health.rules = self._health_rules()
-        self.retake()
+        self._free.sharing = config.sharing
+        self._health.reconfigure()
+        self._derive()
 
     def refresh(self) -> None:
         """Something beside the samples has changed."""
-        self.retake()
+        self._derive()
 
     def acknowledge(self, uuid: GpuUuid) -> None:
         """An admin puts a sick GPU back into service."""
         self._health.acknowledge(uuid)
-        self._keep_remembered()
-        self.retake()
+        self._derive()
 
     async def release(self, why: str) -> None:
-        """Let go of the driver; nothing is placed until `resume`."""
+        """Release the driver; nothing is placed until `resume`."""
         self.released = why
-        self.retake()
+        self._derive()
         await self._source.release()
 
     async def resume(self) -> None:
@@ -196,14 +163,14 @@ class GpuMonitor:
 
     async def preflight(self, job: Job) -> str | None:
         """Why a placed job no longer fits; a driver that is down for a moment stops none."""
-        if not await self.look() and self._unread_text() is not None:
+        if not await self._look() and self._unread_text() is not None:
             return f"the GPUs cannot be looked at: {self.problem}"
         return self._misfit(job)
 
-    async def look(self) -> bool:
+    async def _look(self) -> bool:
         """A sample that is at most a second old; False where the driver gives none."""
         age_s = self.sample_age_s
-        if age_s is not None and age_s <= LOOK_AGE_S:
+        if age_s is not None and age_s <= PREFLIGHT_AGE_S:
             return True
         if self._looking is None or self._looking.done():
             self._looking = asyncio.ensure_future(self._sweep())
@@ -218,7 +185,9 @@ class GpuMonitor:
                 return f"GPU {gpu.index if gpu else grant.uuid} is out of service: {text}"
             if job.whole and not gpu.whole_idle:
                 return f"GPU {gpu.index} is in use: {gpu.foreign_text}"
-            held = sum(holding.held_bytes for holding in self._holdings().get(grant.uuid, ()))
+            held = sum(
+                h.held_bytes for h in holdings_of(self._controller.state).get(grant.uuid, ())
+            )
             if not job.whole and gpu.capacity_bytes - gpu.foreign_bytes < held:
                 return f"GPU {gpu.index} has too little left: {gpu.foreign_text}"
         return None
@@ -237,29 +206,20 @@ class GpuMonitor:
         The driver has accounts also of a process that no sweep has seen: the main one is asked for.
         """
         key = (job.job_id, job.attempt)
-        pids = self.meter.pids(key)
+        pids = self._use.meter.pids(key)
         if main_pid is not None:
             for grant in job.grants:
                 pids.setdefault(grant.uuid, set()).add(main_pid)
         pids = {uuid: found for uuid, found in pids.items() if found}
-        accounts: Accounts = {}
+        accounts: DriverAccounts = {}
         if failed and not self.is_stale:
             await self._look_now()
         if pids and not self.is_stale:
             asking = asyncio.ensure_future(self._source.accounts(pids))
             await asyncio.wait({asking}, timeout=EVIDENCE_DEADLINE_S)
             accounts = asking.result() if asking.done() else {}
-        return Evidence(self.meter.uses(key, accounts, job.started_at_s), self._fault_of(job))
-
-    def _fault_of(self, job: Job) -> str | None:
-        """The fault that may have ended a job: on one of its GPUs, in its last half minute."""
-        begun_s = max(self._controller.clock.wall_s() - FAULT_BLAME_S, job.started_at_s or 0.0)
-        uuids = {grant.uuid for grant in job.grants}
-        for fault in reversed(self._faults):
-            if fault.uuid in uuids and begun_s <= fault.at_s:
-                index = self._info[fault.uuid].index if fault.uuid in self._info else "?"
-                return f"{self._health.rules.fault_text(fault.number)} on GPU {index}"
-        return None
+        fault = self._health.fault_of(job, self._inventory.info)
+        return Evidence(self._use.meter.uses(key, accounts, job.started_at_s), fault)
 
     # --- the loop -----------------------------------------------------------------------------
 
@@ -297,7 +257,7 @@ class GpuMonitor:
         """One sample; False when it failed."""
         began_s = boottime_s()
         try:
-            sample = await self._source.sample(self._want())
+            sample = await self._source.sample(self._request())
         except GpuSourceDown as down:
             self._note_down(str(down))
             return False
@@ -328,7 +288,7 @@ class GpuMonitor:
     async def _judge(self, sample: Sample, began_s: float) -> None:
         """Attribute what was seen, and take it over; a sample that fails leaves the last one."""
         self._reopens = False
-        self._note_warnings((*sample.warnings, *self._slips(sample)))
+        self._note_warnings((*sample.warnings, *self._inventory.unknown_names_in(sample)))
         processes = [process for r in sample.readings for process in r.processes or ()]
         if processes:
             await asyncio.to_thread(self._attribution.learn, processes)
@@ -340,35 +300,20 @@ class GpuMonitor:
             self._sample = before
             raise
 
-    def _want(self) -> Want:
-        held = self._holdings()
+    def _request(self) -> SampleRequest:
         config = self._controller.state.config
         sample_s = self._sample.taken_boottime_s if self._sample is not None else 0.0
-        every_s = config.nvml.health_interval_s
-        if self._health.is_anyone_ill:
-            every_s = min(every_s, SICK_CHECK_S)
-        health = self._wants_checks or boottime_s() - self._checked_s >= every_s
-        return Want(
-            busy_uuids=frozenset(held),
-            fresh_uuids=self._ledger.stale_since(sample_s),
-            health=health,
+        return SampleRequest(
+            busy_uuids=frozenset(holdings_of(self._controller.state)),
+            fresh_uuids=self._free.stale_since(sample_s),
+            health=self._health.is_check_due(config.nvml.health_interval_s),
         )
 
     def _note_down(self, text: str) -> None:
         if self.problem != text:
             log.warning("gpus_down error=%s", text)
         self.problem = text
-        self.retake()
-
-    def _slips(self, sample: Sample) -> tuple[str, ...]:
-        """What the configuration calls GPUs and is none here."""
-        wanted = self._controller.state.config.gpus
-        names = nameless(sample.inventory, wanted)
-        present = ", ".join(str(gpu.index) for gpu in sample.inventory) or "none"
-        text = f"gpus names {', '.join(names)}: no such GPU here (there are {present})"
-        self.misnamed = text if names and not pick(sample.inventory, wanted) else None
-        self._controller.set_gpu_problem(self.misnamed)
-        return (text,) if names else ()
+        self._derive()
 
     def _note_warnings(self, warnings: tuple[str, ...]) -> None:
         for text in warnings:
@@ -389,149 +334,47 @@ class GpuMonitor:
     # --- one sample ---------------------------------------------------------------------------
 
     def _take(self, sample: Sample) -> None:
-        config = self._controller.state.config
-        wanted = pick(sample.inventory, config.gpus)
-        wanted += self._left_out_but_held(sample.inventory, wanted)
-        uuids = {info.uuid for info in wanted}
-        readings = tuple(self._with_checks(r) for r in sample.readings if r.uuid in uuids)
-        sample = replace(sample, inventory=wanted, readings=readings)
-        now_s = boottime_s()
-        for reading in readings:
-            self._missing_since_s.pop(reading.uuid, None)
-        self._info |= {info.uuid: info for info in wanted}
-        for uuid in self._info.keys() - {reading.uuid for reading in readings}:
-            self._missing_since_s.setdefault(uuid, now_s)
-        gone = [info for uuid, info in self._info.items() if uuid not in uuids]
-        gone = [info for info in gone if not self._is_replaced(info, wanted)]
-        shown = tuple(sorted((*wanted, *gone), key=place))
-        self._sample = replace(sample, inventory=shown)
-        self._take_health(sample)
-        facts = self.retake()
+        held = holdings_of(self._controller.state)
+        self._sample = self._health.with_checks(self._inventory.narrow(sample, held))
+        self._health.take(self._sample, self._inventory.info)
+        facts = self._derive()
         if facts is not None:
-            self._measure(sample, facts)
+            self._use.take(self._sample, facts)
 
-    def _left_out_but_held(
-        self, inventory: Iterable[GpuInfo], wanted: Iterable[GpuInfo]
-    ) -> tuple[GpuInfo, ...]:
-        """GPUs that the configuration names no more, as far as jobs run there still."""
-        chosen, held = {info.uuid for info in wanted}, self._holdings()
-        kept = []
-        for info in inventory:
-            if info.uuid in chosen:
-                continue
-            if info.uuid in held:
-                kept.append(replace(info, blocked="the configuration leaves it out (gpus)"))
-            else:
-                self._info.pop(info.uuid, None)
-                self._missing_since_s.pop(info.uuid, None)
-        return tuple(kept)
+    def begin(self, job: Job) -> None:
+        """A job was placed: what is in use on its GPUs before it."""
+        self._use.begin(job, self._sample)
 
-    def _is_replaced(self, info: GpuInfo, wanted: Iterable[GpuInfo]) -> bool:
-        """A GPU whose slices are here now, or a slice that was taken apart, is not missing."""
-        present = {gpu.uuid for gpu in wanted}
-        parents = {gpu.parent_uuid for gpu in wanted}
-        replaced = info.uuid in parents or info.parent_uuid in present | parents - {None}
-        holds = info.uuid in self._holdings()
-        if replaced and not holds:
-            self._info.pop(info.uuid, None)
-            self._missing_since_s.pop(info.uuid, None)
-        return replaced and not holds
-
-    def _with_checks(self, reading: GpuReading) -> GpuReading:
-        """Checks are asked for now and then; what they said last still stands."""
-        if reading.checks is not None:
-            self._checks[reading.uuid] = reading
-            return reading
-        last = self._checks.get(reading.uuid)
-        return reading if last is None else replace(reading, checks=last.checks)
-
-    def _take_health(self, sample: Sample) -> None:
-        asked = [r for r in sample.readings if self._checks.get(r.uuid) is r]
-        if asked:
-            self._checked_s = boottime_s()
-        self._wants_checks = bool(sample.events)
-        judged = replace(
-            sample,
-            readings=tuple(r if r in asked else replace(r, checks=None) for r in sample.readings),
-        )
-        changes = self._health.take(judged)
-        if sample.events:
-            self._note_events(sample.events)
-        if changes:
-            self._note_health(changes)
-        self._keep_remembered()
-
-    def _note_events(self, events: tuple[GpuEvent, ...]) -> None:
-        wall_s = self._controller.clock.wall_s()
-        faults = [event for event in events if event.kind == "fault"]
-        self._faults += [GpuFault(event.uuid, event.number, wall_s) for event in faults]
-        del self._faults[:-FAULTS_KEPT_MAX]
-        for event in faults:
-            index = self._info[event.uuid].index if event.uuid in self._info else None
-            text = self._health.rules.fault_text(event.number)
-            facts = {"gpu": str(event.uuid), "index": index, "xid": event.number, "text": text}
-            self._controller.post(partial(_note_event, EventKind.GPU_XID, facts))
-
-    def _keep_remembered(self) -> None:
-        """Into the books where it changed: what an admin overruled, and errors already counted."""
-        remembered = self._health.remembered()
-        if remembered == self._remembered:
-            return
-        self._remembered = remembered
-
-        def keep(batch: Batch) -> None:
-            batch.health = remembered
-
-        self._controller.post(keep)
-
-    def _note_health(self, changes: list[HealthChange]) -> None:
-        """Into the books: a restart of the daemon makes no GPU well."""
-
-        def note(batch: Batch) -> None:
-            for change in changes:
-                row = batch.gpu_row(change.uuid)
-                reason = change.illness.reason if change.illness else None
-                if row is not None:
-                    until = bool(change.illness and change.illness.until_reboot)
-                    batch.gpu_rows[change.uuid] = replace(row, sick=reason, sick_until_reboot=until)
-                kind = EventKind.GPU_SICK if reason else EventKind.GPU_RECOVERED
-                index = row.gpu_index if row else None
-                batch.emit(kind, gpu=str(change.uuid), index=index, reason=reason)
-
-        self._controller.post(note)
-
-    def retake(self) -> Facts | None:
+    def _derive(self) -> Facts | None:
         """Facts from the last sample, with what changed beside it: drains, ends, configuration."""
         controller = self._controller
         if self._sample is None:
-            controller.set_gpu_problem(self.released or self.problem)
-            controller.set_gpus(self._gpus_of_the_books())
+            text = self.released or self.problem
+            controller.set_gpu_problem(text)
+            known = self._inventory.from_records(
+                text or "no look at the GPUs yet", is_simulated=self._source.is_simulated
+            )
+            controller.set_gpus(known)
             return None
-        facts = self._ledger.take(
-            self._sample, self._holdings(), self._standing(), controller.clock.now_s()
+        facts = self._free.take(
+            self._sample,
+            holdings_of(controller.state),
+            self._standing(),
+            controller.clock.now_s(),
         )
-        self._keep_inventory(facts)
-        self._hold_overuse(facts)
-        self._note_strays(facts)
+        self._inventory.keep(self._sample, facts)
+        self._use.follow(facts)
         controller.set_gpus(facts.gpus)
         return facts
 
     def _standing(self) -> Standing:
-        state, now_s = self._controller.state, boottime_s()
-        rows = state.gpu_rows.items()
-        sick = {uuid: self._health.illness(uuid) for uuid in self._info}
-        warnings = {uuid: self._health.warning(uuid) for uuid in self._info}
-        since = self._missing_since_s.items()
-        lost = {
-            uuid: "the driver does not list it any more"
-            for uuid, since_s in since
-            if now_s - since_s >= LOST_AFTER_S and not self.is_stale
-        }
+        rows = self._controller.state.gpu_rows.items()
+        info = self._inventory.info
         return Standing(
             drained={uuid: row.drained for uuid, row in rows if row.drained is not None},
-            sick={uuid: illness.reason for uuid, illness in sick.items() if illness is not None},
-            warnings={uuid: warning for uuid, warning in warnings.items() if warning is not None},
-            lost=lost,
+            sick=self._health.sick(info),
+            warnings=self._health.warnings(info),
+            lost={} if self.is_stale else self._inventory.lost(),
             unread=self._unread_text(),
         )
 
@@ -544,190 +387,3 @@ class GpuMonitor:
         if self.problem is not None and age_s is not None and age_s > STALE_AFTER_S:
             return self.problem
         return None
-
-    def _gpus_of_the_books(self) -> tuple[Gpu, ...]:
-        """No sample yet: the GPUs that were here before, out of service, with the reason."""
-        text = self.released or self.problem or "no look at the GPUs yet"
-        rows = [
-            row
-            for row in self._controller.state.gpu_rows.values()
-            if row.uuid.startswith(UUID_PREFIX) == self._source.is_simulated
-        ]
-        return tuple(
-            Gpu(
-                uuid=row.uuid,
-                index=row.gpu_index,
-                model=row.model,
-                total_bytes=row.total_bytes or 0,
-                reserved_bytes=row.reserved_bytes,
-                minor=row.minor,
-                state=GpuState.UNREAD,
-                state_text=text,
-            )
-            for row in sorted(rows, key=lambda row: row.gpu_index)
-        )
-
-    def _holdings(self) -> dict[GpuUuid, list[Holding]]:
-        """What our jobs hold on each GPU."""
-        state = self._controller.state
-        found: dict[GpuUuid, list[Holding]] = {}
-        for job_id in state.holding:
-            job = state.jobs[job_id]
-            for grant in job.grants:
-                holding = Holding((job_id, job.attempt), grant.held_bytes)
-                found.setdefault(grant.uuid, []).append(holding)
-        return found
-
-    def _ill_before(self) -> dict[GpuUuid, Illness]:
-        return {
-            uuid: Illness(row.sick, row.sick_until_reboot)
-            for uuid, row in self._controller.state.gpu_rows.items()
-            if row.sick is not None
-        }
-
-    # --- into the books -----------------------------------------------------------------------
-
-    def _keep_inventory(self, facts: Facts) -> None:
-        """Put GPUs that are new, or changed, into the books."""
-        state = self._controller.state
-        assert self._sample is not None
-        wall_s = self._controller.clock.wall_s()
-        new: list[GpuRow] = []
-        for info in self._sample.inventory:
-            row = GpuRow(
-                uuid=info.uuid,
-                gpu_index=info.index,
-                minor=info.minor,
-                model=info.model,
-                total_bytes=info.total_bytes,
-                reserved_bytes=info.reserved_bytes,
-                seen_at_s=wall_s,
-            )
-            # What was told may not be durable yet: a full disk keeps it waiting.
-            known = self._told_rows.get(info.uuid) or state.gpu_rows.get(info.uuid)
-            if known is None or _identity(known) != _identity(row):
-                self._told_rows[info.uuid] = row
-                new.append(row)
-        if new:
-            self._controller.post(lambda batch: _keep_rows(batch, new, facts.gpus))
-
-    def _hold_overuse(self, facts: Facts) -> None:
-        """A job above its own declaration holds its buffered peak."""
-        state = self._controller.state
-        buffer = 1 + state.config.sharing.spike_buffer
-        grown: dict[JobId, tuple[Grant, ...]] = {}
-        for job_id in state.holding:
-            job = state.jobs[job_id]
-            if job.whole or not job.grants:
-                continue
-            key = (job_id, job.attempt)
-            grants = tuple(
-                _grown(grant, facts.peaks.get((key, grant.uuid), 0), job, buffer)
-                for grant in job.grants
-            )
-            if grants != job.grants:
-                grown[job_id] = grants
-        if grown:
-            self._controller.post(lambda batch: _hold_more(batch, grown))
-
-    def _note_strays(self, facts: Facts) -> None:
-        """Once for each process: a job on a GPU that was not granted to it, a job's remains."""
-        new = [
-            (kind, stray)
-            for kind, strays in (
-                (EventKind.GPU_NOT_GRANTED, facts.violations),
-                (EventKind.GPU_LEFT_BEHIND, facts.leftovers),
-            )
-            for stray in strays
-        ]
-        told = {(kind, stray) for kind, stray in self._strays if stray.uuid not in facts.listed}
-        new, self._strays = [each for each in new if each not in self._strays], told | set(new)
-        if not new:
-            return
-
-        def note(batch: Batch) -> None:
-            for kind, stray in new:
-                row = batch.gpu_row(stray.uuid)
-                batch.emit(
-                    kind,
-                    batch.job(stray.key[0]),
-                    pid=stray.pid,
-                    gpu=str(stray.uuid),
-                    index=row.gpu_index if row else None,
-                    former_job=stray.key[0] if batch.job(stray.key[0]) is None else None,
-                )
-
-        self._controller.post(note)
-
-    def _measure(self, sample: Sample, facts: Facts) -> None:
-        """What the jobs use, into their meters; now and then into the books."""
-        step_s = self.meter.step(sample.taken_boottime_s)
-        readings = {reading.uuid: reading for reading in sample.readings}
-        for (key, uuid), seen in facts.seen.items():
-            if uuid in readings:
-                self.meter.add(key, readings[uuid], seen, step_s)
-        moved = self.meter.to_save(boottime_s())
-        if moved:
-            self._controller.post(lambda batch: batch.gpu_uses.extend(moved))
-
-    def begin(self, job: Job) -> None:
-        """A job was placed: what is in use on its GPUs before it."""
-        readings = self._sample.readings if self._sample is not None else ()
-        used = {r.uuid: r.used_bytes for r in readings if r.used_bytes is not None}
-        key: JobKey = (job.job_id, job.attempt)
-        self.meter.begin(key, [grant.uuid for grant in job.grants], used)
-
-
-def _grown(grant: Grant, peak: int, job: Job, buffer: float) -> Grant:
-    declared = job.request.vram_bytes or 0
-    if peak <= declared:
-        return grant
-    return replace(grant, held_bytes=max(grant.held_bytes, math.ceil(peak * buffer)))
-
-
-def _hold_more(batch: Batch, grown: Mapping[JobId, tuple[Grant, ...]]) -> None:
-    for job_id, grants in grown.items():
-        job = batch.job(job_id)
-        if job is None or not job.holds_gpus or job.grants == grants:
-            continue
-        is_first = all(grant.held_bytes == grant.declared_bytes for grant in job.grants)
-        batch.put(replace(job, grants=grants))
-        if is_first:
-            batch.emit(
-                EventKind.JOB_OVER_DECLARATION,
-                job,
-                declared_bytes=job.request.vram_bytes,
-                held_bytes=max(grant.held_bytes for grant in grants),
-            )
-
-
-def _all_well(uuids: tuple[GpuUuid, ...], batch: Batch) -> None:
-    """A reboot has reset every GPU; what is still wrong with one will show."""
-    for uuid in uuids:
-        row = batch.gpu_row(uuid)
-        if row is not None:
-            batch.gpu_rows[uuid] = replace(row, sick=None, sick_until_reboot=False)
-
-
-def _note_event(kind: EventKind, facts: Mapping[str, object], batch: Batch) -> None:
-    batch.emit(kind, None, **facts)
-
-
-def _identity(row: GpuRow) -> tuple[object, ...]:
-    """What of a row the driver says; a change of it is worth another row."""
-    return row.gpu_index, row.minor, row.model, row.total_bytes, row.reserved_bytes
-
-
-def _keep_rows(batch: Batch, rows: Iterable[GpuRow], gpus: tuple[Gpu, ...]) -> None:
-    batch.gpus_seen = gpus
-    for row in rows:
-        known = batch.gpu_row(row.uuid)
-        if known is not None:
-            row = replace(
-                row,
-                drained=known.drained,
-                sick=known.sick,
-                sick_until_reboot=known.sick_until_reboot,
-            )
-        batch.gpu_rows[row.uuid] = row
-        batch.emit(EventKind.GPU_SEEN, gpu=str(row.uuid), index=row.gpu_index, model=row.model)

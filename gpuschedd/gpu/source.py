@@ -119,7 +119,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Want:
+class SampleRequest:
     """What the daemon needs of the next sweep."""
 
     busy_uuids: frozenset[GpuUuid] = field(default_factory=frozenset)  # our jobs are there
@@ -136,7 +136,7 @@ class ProcessPeak:
     started_at_s: float  # Unix time
 
 
-Accounts = Mapping[GpuUuid, Mapping[int, ProcessPeak]]
+DriverAccounts = Mapping[GpuUuid, Mapping[int, ProcessPeak]]
 
 
 class GpuSource(Protocol):
@@ -150,10 +150,10 @@ class GpuSource(Protocol):
     def is_simulated(self) -> bool:
         """True where no driver is behind it."""
 
-    async def sample(self, want: Want) -> Sample:
+    async def sample(self, want: SampleRequest) -> Sample:
         """One sweep. Raises GpuSourceDown."""
 
-    async def accounts(self, pids: Mapping[GpuUuid, Iterable[int]]) -> Accounts:
+    async def accounts(self, pids: Mapping[GpuUuid, Iterable[int]]) -> DriverAccounts:
         """What the driver kept of these processes; empty where it keeps nothing."""
 
     async def release(self) -> None:
@@ -238,7 +238,7 @@ class Vendor(Protocol):
         """For a job that holds exactly these. Blocks. Raises OSError or DeviceMissing."""
 
 
-def pick(inventory: Iterable[GpuInfo], wanted: tuple[int | str, ...]) -> tuple[GpuInfo, ...]:
+def select_gpus(inventory: Iterable[GpuInfo], wanted: tuple[int | str, ...]) -> tuple[GpuInfo, ...]:
     """The GPUs that the configuration names by index, UUID or unique UUID prefix; () means all.
 
     A slice is named also by its GPU.
@@ -250,7 +250,7 @@ def pick(inventory: Iterable[GpuInfo], wanted: tuple[int | str, ...]) -> tuple[G
     return tuple(gpu for gpu in gpus if gpu.uuid in chosen or gpu.parent_uuid in chosen)
 
 
-def place(gpu: GpuInfo) -> tuple[int, int]:
+def display_order(gpu: GpuInfo) -> tuple[int, int]:
     """Sorts GPUs as people count them: the driver's order, slices where their GPU would be."""
     if gpu.parent_uuid is None:
         return gpu.index, 0
@@ -262,7 +262,7 @@ def parent_index(slice_index: int) -> int:
     return slice_index // 100 - 1
 
 
-def nameless(inventory: Iterable[GpuInfo], wanted: tuple[int | str, ...]) -> tuple[str, ...]:
+def unknown_names(inventory: Iterable[GpuInfo], wanted: tuple[int | str, ...]) -> tuple[str, ...]:
     """The names in the configuration that are no GPU's here: a slip, or one that is gone."""
     gpus = tuple(inventory)
     return tuple(str(name) for name in wanted if not any(_is_named(gpu, name) for gpu in gpus))

@@ -12,17 +12,17 @@ from gpusched_client.terms import GpuUuid, JobId
 from gpuschedd.config.keys import Nvml, Sharing
 from gpuschedd.core.model import Gpu
 from gpuschedd.gpu.attribution import JobKey, Stranger
-from gpuschedd.gpu.free_memory import Facts, Holding, Ledger, Standing
+from gpuschedd.gpu.free_memory import Facts, FreeMemory, Holding, Standing
 from gpuschedd.gpu.health import HealthBook
 from gpuschedd.gpu.nvidia.health_rules import XidRules
 from gpuschedd.gpu.source import (
-    Accounts,
+    DriverAccounts,
     GpuInfo,
     GpuProcess,
     GpuReading,
     GpuSource,
     Sample,
-    Want,
+    SampleRequest,
 )
 
 MIB = 2**20
@@ -47,14 +47,14 @@ class Source:
         """Run a coroutine to its end."""
         return self._runner.run(work)
 
-    def sample(self, want: Want | None = None, **wanted: Any) -> Sample:
-        """One sweep; `wanted` are fields of Want."""
-        found: Sample = self.run(self.source.sample(want or Want(**wanted)))
+    def sample(self, want: SampleRequest | None = None, **wanted: Any) -> Sample:
+        """One sweep; `wanted` are fields of SampleRequest."""
+        found: Sample = self.run(self.source.sample(want or SampleRequest(**wanted)))
         return found
 
-    def accounts(self, pids: Mapping[GpuUuid, Iterable[int]]) -> Accounts:
+    def accounts(self, pids: Mapping[GpuUuid, Iterable[int]]) -> DriverAccounts:
         """What the driver kept."""
-        found: Accounts = self.run(self.source.accounts(pids))
+        found: DriverAccounts = self.run(self.source.accounts(pids))
         return found
 
     def info(self, index: int = 0) -> GpuInfo:
@@ -76,7 +76,7 @@ class Judge:
         self.owners: dict[int, JobKey] = {}
         self.strangers: dict[int, Stranger] = {}
         self.health = HealthBook(XidRules(Nvml().quarantine_xids, Nvml().reboot_xids))
-        self.ledger = Ledger(
+        self.ledger = FreeMemory(
             sharing or Sharing(),
             lambda process: self.owners.get(process.pid),
             self._stranger,

@@ -27,7 +27,7 @@ from gpuschedd.config.keys import Nvml
 from gpuschedd.gpu.nvidia.child import FRAME_BYTES_MAX, LENGTH, PROCESS_NAME, frame
 from gpuschedd.gpu.nvidia.library import PAGE, PAGE_BYTES
 from gpuschedd.gpu.source import (
-    Accounts,
+    DriverAccounts,
     GpuEvent,
     GpuInfo,
     GpuProcess,
@@ -36,8 +36,8 @@ from gpuschedd.gpu.source import (
     HealthChecks,
     ProcessPeak,
     Sample,
-    Want,
-    place,
+    SampleRequest,
+    display_order,
 )
 from gpuschedd.system.clock import boottime_s, wall_s, wall_text
 
@@ -286,7 +286,7 @@ class NvmlGpus:
 
     # --- GpuSource ----------------------------------------------------------------------------
 
-    async def sample(self, want: Want) -> Sample:
+    async def sample(self, want: SampleRequest) -> Sample:
         """One sweep by the child, started where there is none. Raises GpuSourceDown."""
         async with self._lock:
             await self._let_parolees_in()
@@ -304,7 +304,7 @@ class NvmlGpus:
                 await self._end_child()
             return sample
 
-    async def accounts(self, pids: Mapping[GpuUuid, Iterable[int]]) -> Accounts:
+    async def accounts(self, pids: Mapping[GpuUuid, Iterable[int]]) -> DriverAccounts:
         """Kept by the driver until 128 later processes ended; nothing where it does not answer."""
         async with self._lock:
             if self._child is None or not self._settings().accounting:
@@ -407,7 +407,7 @@ class NvmlGpus:
         opened = tuple(_info(entry) for entry in reply["inventory"])
         await self._take_numbers(opened, skipped, reply["left_out"])
         kept = tuple(g for g in self._inventory if g.uuid in self._left_out | self._shut.keys())
-        self._inventory = tuple(sorted((*opened, *kept), key=place))
+        self._inventory = tuple(sorted((*opened, *kept), key=display_order))
         strange = [i for i in sorted(skipped) if i not in self._known]
         hangs = [f"GPU {i} is left out, it hangs the driver at the start" for i in strange]
         self._warnings = (*reply["warnings"], *hangs)
@@ -429,7 +429,7 @@ class NvmlGpus:
         """Who has which index now. Raises GpuSourceDown where a wrong one may have been skipped."""
         numbered: dict[int, frozenset[GpuUuid]] = {}
         for gpu in opened:
-            index = place(gpu)[0]
+            index = display_order(gpu)[0]
             numbered[index] = numbered.get(index, frozenset()) | {gpu.uuid}
         before = {uuid: index for index, uuids in self._known.items() for uuid in uuids}
         moved = any(
@@ -588,7 +588,7 @@ class NvmlGpus:
 
     # --- requests and replies -----------------------------------------------------------------
 
-    def _sweep_request(self, want: Want) -> dict[str, Any]:
+    def _sweep_request(self, want: SampleRequest) -> dict[str, Any]:
         return {
             "op": "sweep",
             "busy": sorted(want.busy_uuids),

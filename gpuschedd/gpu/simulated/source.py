@@ -10,7 +10,14 @@ from pathlib import Path
 from gpusched_client import simulation as simclaims
 from gpusched_client.terms import GpuUuid
 from gpuschedd.core.hostspec import SIMULATED_GPUS_MAX, HostCard, parse_host
-from gpuschedd.gpu.source import Accounts, GpuInfo, GpuProcess, GpuReading, Sample, Want
+from gpuschedd.gpu.source import (
+    DriverAccounts,
+    GpuInfo,
+    GpuProcess,
+    GpuReading,
+    Sample,
+    SampleRequest,
+)
 from gpuschedd.system.clock import boottime_s
 from gpuschedd.system.state_dir import make_directory
 
@@ -49,7 +56,7 @@ class SimulatedGpus:
         simclaims.write_host(claims_dir, {gpu.uuid: gpu.total_bytes or 0 for gpu in self.inventory})
         os.chmod(claims_dir, 0o1777 if shared else 0o700)  # last: the name above is ours by then
 
-    async def sample(self, want: Want) -> Sample:
+    async def sample(self, want: SampleRequest) -> Sample:
         """Read the claims, off the loop."""
         del want  # a simulated sweep is cheap: it always reads everything
         return await asyncio.to_thread(self.read)
@@ -67,7 +74,7 @@ class SimulatedGpus:
             readings=tuple(_reading(gpu, processes[gpu.uuid]) for gpu in self.inventory),
         )
 
-    async def accounts(self, pids: Mapping[GpuUuid, Iterable[int]]) -> Accounts:
+    async def accounts(self, pids: Mapping[GpuUuid, Iterable[int]]) -> DriverAccounts:
         """A claims directory remembers nobody."""
         del pids
         return {}

@@ -16,7 +16,7 @@ import pytest
 
 from gpuschedd.gpu.nvidia.child import PROCESS_NAME
 from gpuschedd.gpu.nvidia.source import NvmlGpus, hanging_orphan
-from gpuschedd.gpu.source import GpuSourceDown, Want
+from gpuschedd.gpu.source import GpuSourceDown, SampleRequest
 from tests.gpu.nvidia.test_facts_library import wait_for_backoff
 from tests.gpu.test_monitor import another
 from tests.support.daemon import until
@@ -154,13 +154,13 @@ def test_the_child_inherits_no_descriptor_and_dies_with_its_parent(
     """Neither the daemon's lock nor its sockets."""
     program = f"""
 import asyncio, os, sys
-from gpuschedd.gpu.source import Want
+from gpuschedd.gpu.source import SampleRequest
 from gpuschedd.gpu.nvidia.source import NvmlGpus
 lock = os.open({str(tmp_path / "lock")!r}, os.O_CREAT | os.O_RDWR)
 os.set_inheritable(lock, True)
 async def main():
     gpus = NvmlGpus()
-    await gpus.sample(Want())
+    await gpus.sample(SampleRequest())
     print(gpus._child.process.pid, flush=True)
     await asyncio.sleep(60)
 asyncio.run(main())
@@ -186,7 +186,7 @@ def _state(pid: int) -> str:
 async def call_off(source: Source, driver: FakeDriver) -> None:
     """Begin a sweep, and cancel it in the driver."""
     before = driver.calls()
-    asking = asyncio.ensure_future(source.source.sample(Want()))
+    asking = asyncio.ensure_future(source.source.sample(SampleRequest()))
     while driver.calls() == before:
         await asyncio.sleep(0.01)
     asking.cancel()
@@ -240,7 +240,7 @@ def test_twenty_thousand_sweeps_leak_nothing(driver: FakeDriver, gpus: Open, is_
     driver.process(0, os.getpid(), GIB)
     source = gpus()
     uuid = source.info().uuid
-    want = Want(busy_uuids=frozenset({uuid}), health=True)
+    want = SampleRequest(busy_uuids=frozenset({uuid}), health=True)
 
     async def sweeps(count: int) -> None:
         for _ in range(count):

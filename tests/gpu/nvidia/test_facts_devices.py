@@ -9,7 +9,7 @@ import pytest
 
 from gpuschedd.core.model import GpuState
 from gpuschedd.gpu.nvidia import environment
-from gpuschedd.gpu.source import GpuInfo, GpuSourceDown, pick
+from gpuschedd.gpu.source import GpuInfo, GpuSourceDown, select_gpus
 from tests.support.fake_nvml.driver import (
     GPU_IS_LOST,
     NO_PERMISSION,
@@ -74,9 +74,9 @@ def test_uuids_may_be_shortened_by_people_and_are_written_out_by_us_19() -> None
         parent_uuid=card.uuid,
     )
     other = GpuInfo(uuid="GPU-0ther000", index=1, minor=1, model="m", total_bytes=1)  # type: ignore[arg-type]
-    assert pick([card, part, other], ("GPU-fa1e0000",)) == (card, part)
-    assert pick([card, part, other], ("MIG-1234",)) == (part,)
-    assert pick([card, part, other], ("GPU",)) == ()
+    assert select_gpus([card, part, other], ("GPU-fa1e0000",)) == (card, part)
+    assert select_gpus([card, part, other], ("MIG-1234",)) == (part,)
+    assert select_gpus([card, part, other], ("GPU",)) == ()
 
 
 def test_visible_devices_are_ours_canonical_and_complete_20() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from gpusched_client.terms import GpuUuid, JobId
 from gpuschedd.gpu.attribution import Attribution, Stranger, Supervisor
-from gpuschedd.gpu.free_memory import Ledger
+from gpuschedd.gpu.free_memory import FreeMemory
 from gpuschedd.gpu.metering import Seen, UseMeter
 from gpuschedd.gpu.nvidia import driver as nvml_driver
 from gpuschedd.gpu.nvidia.source import LIST_FAILURES_MAX
@@ -227,10 +227,10 @@ def test_no_event_tells_of_processes_so_lists_follow_memory_41(
 async def _sweeps_until_listed(source: Source, most: int) -> bool:
     import asyncio
 
-    from gpuschedd.gpu.source import Want
+    from gpuschedd.gpu.source import SampleRequest
 
     for _ in range(most):
-        sample = await source.source.sample(Want())
+        sample = await source.source.sample(SampleRequest())
         if sample.readings[0].processes:
             return True
         await asyncio.sleep(0.1)
@@ -316,7 +316,7 @@ def test_displays_and_ignored_processes_leave_a_gpu_idle(judge: Judge) -> None:
     }
 
     def quiet(by: Judge, pid: int, size: int, graphics: bool = False) -> bool:
-        ledger: Ledger = by.ledger
+        ledger: FreeMemory = by.ledger
         process = GpuProcess(pid, 1, size, graphics_only=graphics)
         return ledger._is_quiet(process, of[pid], size)
 

@@ -1,0 +1,157 @@
+"""The host's GPUs over time: which are ours, which are missing, and their rows in the database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from gpusched_client.terms import EventKind, GpuUuid
+from gpuschedd.core.model import Gpu, GpuState
+from gpuschedd.gpu.free_memory import Facts, Holdings
+from gpuschedd.gpu.simulated.source import UUID_PREFIX as SIMULATED_PREFIX
+from gpuschedd.gpu.source import GpuInfo, Sample, display_order, select_gpus, unknown_names
+from gpuschedd.jobs.batch import Batch
+from gpuschedd.jobs.controller import Controller
+from gpuschedd.store.records import GpuRow
+from gpuschedd.system.clock import boottime_s
+
+LOST_AFTER_S = 60.0  # of a GPU that the driver no longer lists
+
+
+class Inventory:
+    """Every GPU seen in this run, those that are gone included."""
+
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
+        self.info: dict[GpuUuid, GpuInfo] = {}
+        self.misnamed: str | None = None  # why none of the host's GPUs is ours
+        self._missing_since_s: dict[GpuUuid, float] = {}
+        self._told_rows: dict[GpuUuid, GpuRow] = {}
+
+    def unknown_names_in(self, sample: Sample) -> tuple[str, ...]:
+        """Configured GPU names that match no GPU on this host."""
+        wanted = self._controller.state.config.gpus
+        names = unknown_names(sample.inventory, wanted)
+        present = ", ".join(str(gpu.index) for gpu in sample.inventory) or "none"
+        text = f"gpus names {', '.join(names)}: no such GPU here (there are {present})"
+        self.misnamed = text if names and not select_gpus(sample.inventory, wanted) else None
+        self._controller.set_gpu_problem(self.misnamed)
+        return (text,) if names else ()
+
+    def narrow(self, sample: Sample, held: Holdings) -> Sample:
+        """The sample of our GPUs alone, with those that are missing still in its inventory."""
+        wanted = select_gpus(sample.inventory, self._controller.state.config.gpus)
+        wanted += self._left_out_but_held(sample.inventory, wanted, held)
+        uuids = {info.uuid for info in wanted}
+        readings = tuple(r for r in sample.readings if r.uuid in uuids)
+        sample = replace(sample, inventory=wanted, readings=readings)
+        now_s = boottime_s()
+        for reading in readings:
+            self._missing_since_s.pop(reading.uuid, None)
+        self.info |= {info.uuid: info for info in wanted}
+        for uuid in self.info.keys() - {reading.uuid for reading in readings}:
+            self._missing_since_s.setdefault(uuid, now_s)
+        gone = [info for uuid, info in self.info.items() if uuid not in uuids]
+        gone = [info for info in gone if not self._is_replaced(info, wanted, held)]
+        shown = tuple(sorted((*wanted, *gone), key=display_order))
+        return replace(sample, inventory=shown)
+
+    def _left_out_but_held(
+        self, inventory: Iterable[GpuInfo], wanted: Iterable[GpuInfo], held: Holdings
+    ) -> tuple[GpuInfo, ...]:
+        """GPUs that the configuration no longer names, as far as jobs still run there."""
+        chosen = {info.uuid for info in wanted}
+        kept = []
+        for info in inventory:
+            if info.uuid in chosen:
+                continue
+            if info.uuid in held:
+                kept.append(replace(info, blocked="the configuration leaves it out (gpus)"))
+            else:
+                self.info.pop(info.uuid, None)
+                self._missing_since_s.pop(info.uuid, None)
+        return tuple(kept)
+
+    def _is_replaced(self, info: GpuInfo, wanted: Iterable[GpuInfo], held: Holdings) -> bool:
+        """A GPU whose slices are here now, or a slice that was taken apart, is not missing."""
+        present = {gpu.uuid for gpu in wanted}
+        parents = {gpu.parent_uuid for gpu in wanted}
+        replaced = info.uuid in parents or info.parent_uuid in present | parents - {None}
+        holds = info.uuid in held
+        if replaced and not holds:
+            self.info.pop(info.uuid, None)
+            self._missing_since_s.pop(info.uuid, None)
+        return replaced and not holds
+
+    def lost(self) -> dict[GpuUuid, str]:
+        """Those that the driver has not listed for long, each with that reason."""
+        now_s = boottime_s()
+        return {
+            uuid: "the driver no longer lists it"
+            for uuid, since_s in self._missing_since_s.items()
+            if now_s - since_s >= LOST_AFTER_S
+        }
+
+    def from_records(self, text: str, *, is_simulated: bool) -> tuple[Gpu, ...]:
+        """Before a sample: GPUs that were here before, out of service for the reason in `text`."""
+        rows = [
+            row
+            for row in self._controller.state.gpu_rows.values()
+            if row.uuid.startswith(SIMULATED_PREFIX) == is_simulated
+        ]
+        return tuple(
+            Gpu(
+                uuid=row.uuid,
+                index=row.gpu_index,
+                model=row.model,
+                total_bytes=row.total_bytes or 0,
+                reserved_bytes=row.reserved_bytes,
+                minor=row.minor,
+                state=GpuState.UNREAD,
+                state_text=text,
+            )
+            for row in sorted(rows, key=lambda row: row.gpu_index)
+        )
+
+    def keep(self, sample: Sample, facts: Facts) -> None:
+        """Record GPUs that are new, or changed."""
+        state = self._controller.state
+        wall_s = self._controller.clock.wall_s()
+        new: list[GpuRow] = []
+        for info in sample.inventory:
+            row = GpuRow(
+                uuid=info.uuid,
+                gpu_index=info.index,
+                minor=info.minor,
+                model=info.model,
+                total_bytes=info.total_bytes,
+                reserved_bytes=info.reserved_bytes,
+                seen_at_s=wall_s,
+            )
+            # What was told may not be durable yet: a full disk keeps it waiting.
+            known = self._told_rows.get(info.uuid) or state.gpu_rows.get(info.uuid)
+            if known is None or _identity(known) != _identity(row):
+                self._told_rows[info.uuid] = row
+                new.append(row)
+        if new:
+            self._controller.post(lambda batch: _keep_rows(batch, new, facts.gpus))
+
+
+def _identity(row: GpuRow) -> tuple[object, ...]:
+    """What of a row the driver says; a change of it is worth another row."""
+    return row.gpu_index, row.minor, row.model, row.total_bytes, row.reserved_bytes
+
+
+def _keep_rows(batch: Batch, rows: Iterable[GpuRow], gpus: tuple[Gpu, ...]) -> None:
+    batch.gpus_seen = gpus
+    for row in rows:
+        known = batch.gpu_row(row.uuid)
+        if known is not None:
+            row = replace(
+                row,
+                drained=known.drained,
+                sick=known.sick,
+                sick_until_reboot=known.sick_until_reboot,
+            )
+        batch.gpu_rows[row.uuid] = row
+        batch.emit(EventKind.GPU_SEEN, gpu=str(row.uuid), index=row.gpu_index, model=row.model)

@@ -1,0 +1,121 @@
+"""What the jobs do to the GPUs: their use, what they hold above their declaration, and strays."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from gpusched_client.terms import EventKind, JobId
+from gpuschedd.core.job import Job
+from gpuschedd.core.model import Grant
+from gpuschedd.gpu.attribution import JobKey
+from gpuschedd.gpu.free_memory import Facts, Violation
+from gpuschedd.gpu.metering import UseMeter
+from gpuschedd.gpu.source import Sample
+from gpuschedd.jobs.batch import Batch
+from gpuschedd.jobs.controller import Controller
+from gpuschedd.system.clock import boottime_s
+
+
+class JobUse:
+    """Meters the jobs, and turns what a sample shows of them into commands."""
+
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
+        self.meter = UseMeter()
+        self._strays: set[tuple[EventKind, Violation]] = set()  # told already
+
+    def begin(self, job: Job, sample: Sample | None) -> None:
+        """A job was placed: what is in use on its GPUs before it."""
+        readings = sample.readings if sample is not None else ()
+        used = {r.uuid: r.used_bytes for r in readings if r.used_bytes is not None}
+        key: JobKey = (job.job_id, job.attempt)
+        self.meter.begin(key, [grant.uuid for grant in job.grants], used)
+
+    def take(self, sample: Sample, facts: Facts) -> None:
+        """The use of a fresh sample."""
+        step_s = self.meter.step(sample.taken_boottime_s)
+        readings = {reading.uuid: reading for reading in sample.readings}
+        for (key, uuid), seen in facts.seen.items():
+            if uuid in readings:
+                self.meter.add(key, readings[uuid], seen, step_s)
+        moved = self.meter.to_save(boottime_s())
+        if moved:
+            self._controller.post(lambda batch: batch.gpu_uses.extend(moved))
+
+    def follow(self, facts: Facts) -> None:
+        """What the facts say of jobs, beside the figures."""
+        self._hold_overuse(facts)
+        self._emit_strays(facts)
+
+    def _hold_overuse(self, facts: Facts) -> None:
+        """A job above its own declaration holds its buffered peak."""
+        state = self._controller.state
+        buffer = 1 + state.config.sharing.spike_buffer
+        grown: dict[JobId, tuple[Grant, ...]] = {}
+        for job_id in state.holding:
+            job = state.jobs[job_id]
+            if job.whole or not job.grants:
+                continue
+            key = (job_id, job.attempt)
+            grants = tuple(
+                _grown(grant, facts.peaks.get((key, grant.uuid), 0), job, buffer)
+                for grant in job.grants
+            )
+            if grants != job.grants:
+                grown[job_id] = grants
+        if grown:
+            self._controller.post(lambda batch: _hold_more(batch, grown))
+
+    def _emit_strays(self, facts: Facts) -> None:
+        """Once for each process: a job on a GPU that was not granted to it, a job's remains."""
+        new = [
+            (kind, stray)
+            for kind, strays in (
+                (EventKind.GPU_NOT_GRANTED, facts.violations),
+                (EventKind.GPU_LEFT_BEHIND, facts.leftovers),
+            )
+            for stray in strays
+        ]
+        told = {(kind, stray) for kind, stray in self._strays if stray.uuid not in facts.listed}
+        new, self._strays = [each for each in new if each not in self._strays], told | set(new)
+        if not new:
+            return
+
+        def emit(batch: Batch) -> None:
+            for kind, stray in new:
+                row = batch.gpu_row(stray.uuid)
+                batch.emit(
+                    kind,
+                    batch.job(stray.key[0]),
+                    pid=stray.pid,
+                    gpu=str(stray.uuid),
+                    index=row.gpu_index if row else None,
+                    former_job=stray.key[0] if batch.job(stray.key[0]) is None else None,
+                )
+
+        self._controller.post(emit)
+
+
+def _grown(grant: Grant, peak: int, job: Job, buffer: float) -> Grant:
+    declared = job.request.vram_bytes or 0
+    if peak <= declared:
+        return grant
+    return replace(grant, held_bytes=max(grant.held_bytes, math.ceil(peak * buffer)))
+
+
+def _hold_more(batch: Batch, grown: Mapping[JobId, tuple[Grant, ...]]) -> None:
+    for job_id, grants in grown.items():
+        job = batch.job(job_id)
+        if job is None or not job.holds_gpus or job.grants == grants:
+            continue
+        is_first = all(grant.held_bytes == grant.declared_bytes for grant in job.grants)
+        batch.put(replace(job, grants=grants))
+        if is_first:
+            batch.emit(
+                EventKind.JOB_OVER_DECLARATION,
+                job,
+                declared_bytes=job.request.vram_bytes,
+                held_bytes=max(grant.held_bytes for grant in grants),
+            )
