@@ -1,7 +1,7 @@
 """The job directory as the daemon sees it: write a spec and orders, take the claim, read the rest.
 
 It owns the directories `jobs/ID.ATTEMPT` and the typed form of their records; the format itself is
-in supervisor.py, which runs alone. It starts and signals no process, and knows nothing of SQLite.
+in supervisor/, which runs alone. It starts and signals no process, and knows nothing of SQLite.
 All calls block (most of them in fsync): they belong in a thread.
 """
 
@@ -24,7 +24,7 @@ from typing import (
     get_type_hints,
 )
 
-from gpuschedd import supervisor
+from gpuschedd.supervisor import life as supervisor
 
 Record = TypeVar("Record")
 

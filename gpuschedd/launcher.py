@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from gpuschedd import supervisor
 from gpuschedd.job_dir import Claim, JobDir, Started, is_claim_alive
+from gpuschedd.supervisor import life as supervisor
 
 LAUNCH_DEADLINE_S = 20.0  # from the start of the interpreter to the claim: fsyncs on a slow disk
 REASON_BYTES_MAX = 2000

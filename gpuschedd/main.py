@@ -49,7 +49,7 @@ from gpuschedd.store import (
     StoreUnusable,
     StoreVanished,
 )
-from gpuschedd.supervisor import STORAGE_ERRNOS, closed_by
+from gpuschedd.supervisor.life import STORAGE_ERRNOS, closed_by
 from gpuschedd.systemd_launcher import SystemdLauncher
 
 log = logging.getLogger("gpuschedd")

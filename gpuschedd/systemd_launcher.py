@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from gpuschedd import devices, supervisor
+from gpuschedd import devices
 from gpuschedd.job_dir import Claim, JobDir, Started, is_claim_alive
 from gpuschedd.launcher import (
     ENVIRONMENT,
@@ -33,6 +33,7 @@ from gpuschedd.launcher import (
     LaunchFailed,
     LaunchStorage,
 )
+from gpuschedd.supervisor import life as supervisor
 
 log = logging.getLogger(__name__)
 

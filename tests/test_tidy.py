@@ -32,11 +32,11 @@ OWNERS = {
         "gpuschedd/systemd_launcher.py",
         "gpuschedd/install.py",
         "gpuschedd/nvml.py",
-        "gpuschedd/supervisor.py",
+        "gpuschedd/supervisor/life.py",
     },
 }
 #: The supervisor stands alone, without the package around it.
-CLOCK_OWNERS = {"gpuschedd/clock.py", "gpuschedd/supervisor.py"}
+CLOCK_OWNERS = {"gpuschedd/clock.py", "gpuschedd/supervisor/life.py"}
 CLOCK_READINGS = frozenset(
     {
         *(("time", name) for name in ("time", "time_ns", "clock_gettime", "clock_gettime_ns")),
@@ -118,7 +118,7 @@ def test_one_module_reads_the_clock() -> None:
 
 def test_the_supervisor_needs_the_standard_library_alone() -> None:
     """It runs with -I -S, from a file that an upgrade may replace."""
-    ours = [name for name in _imports(DAEMON / "supervisor.py") if name.startswith("gpus")]
+    ours = [name for name in _imports(DAEMON / "supervisor" / "life.py") if name.startswith("gpus")]
     assert ours == []
 
 

@@ -13,7 +13,6 @@ from dataclasses import replace
 
 import pytest
 
-from gpuschedd import supervisor
 from gpuschedd.job_dir import (
     Cancel,
     Claim,
@@ -24,6 +23,7 @@ from gpuschedd.job_dir import (
     abandoned_in,
     is_claim_alive,
 )
+from gpuschedd.supervisor import life as supervisor
 from tests.support.jobs import Host
 
 

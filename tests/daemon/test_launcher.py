@@ -14,9 +14,9 @@ from dataclasses import replace
 
 import pytest
 
-from gpuschedd import supervisor
 from gpuschedd.job_dir import Claim, JobDir, Started
 from gpuschedd.launcher import DirectLauncher, Launcher, LaunchFailed, LaunchStorage
+from gpuschedd.supervisor import life as supervisor
 from tests.support.jobs import DEADLINE_S, LEADERLESS, Host, is_alive
 
 AS_ROOT = os.geteuid() == 0

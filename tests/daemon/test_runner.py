@@ -14,10 +14,10 @@ import pytest
 
 from gpusched_client.terms import JobId
 from gpuschedd import runner as runner_module
-from gpuschedd import supervisor
 from gpuschedd.job_dir import Claim, JobDir, Observation, Orders
 from gpuschedd.launcher import Bounds, DirectLauncher, LaunchFailed
 from gpuschedd.runner import Key, Runner, Sighting
+from gpuschedd.supervisor import life as supervisor
 
 KEY: Key = (JobId(7), 1)
 ORDERS = Orders(time_limit_s=60.0, cancel=None, signals=())

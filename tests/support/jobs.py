@@ -16,9 +16,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from gpuschedd import supervisor
 from gpuschedd.job_dir import Cancel, Exit, JobDir, Orders, Spec
 from gpuschedd.launcher import DirectLauncher
+from gpuschedd.supervisor import life as supervisor
 
 DEADLINE_S = 60.0
 T = TypeVar("T")

@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from gpuschedd import supervisor
 from gpuschedd.job_dir import JobDir
 from gpuschedd.launcher import DirectLauncher
+from gpuschedd.supervisor import life as supervisor
 from tests.support.jobs import DEADLINE_S, Host
 from tests.support.traces import joined_calls
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from gpuschedd import supervisor
 from gpuschedd.core.recovery import ClaimKind, Recovery, recover
 from gpuschedd.job_dir import JobDir, Orders
 from gpuschedd.launcher import DirectLauncher
+from gpuschedd.supervisor import life as supervisor
 from tests.support.jobs import Host
 from tests.support.traces import joined_calls
 
@@ -226,8 +226,8 @@ def test_a_set_up_that_hangs_is_ended_at_its_deadline(host: Host) -> None:
     """With a deadline of 2 s for 30, and a directory that takes twice that to enter."""
     place = os.path.dirname(supervisor.__file__)
     short = (
-        f"import sys; sys.path.insert(0, '{place}'); import supervisor; "
-        "supervisor.SETUP_DEADLINE_S = 2.0; sys.exit(supervisor.main(sys.argv[2:]))"
+        f"import sys; sys.path.insert(0, '{place}'); import life; "
+        "life.SETUP_DEADLINE_S = 2.0; sys.exit(life.main(sys.argv[2:]))"
     )
     inject = f"-P {host.work} -e trace=chdir -e inject=chdir:delay_enter=4000000:when=1"
     wrapper = host.root / "python"

@@ -1,6 +1,6 @@
 """The supervisor: one process per attempt that starts a job, waits for it and records its end.
 
-Run as `python -I -S supervisor.py [--detach] JOBDIR`. It owns everything between the claim and the
+Run as `python -I -S life.py [--detach] JOBDIR`. It owns everything between the claim and the
 exit record, and it outlives the daemon. It must not import anything but the standard library, nor
 anything at all once it holds the claim (an upgrade may replace the files under it); it must not
 trust anything but a spec that its own user wrote; it must not touch a path of the job's user except
@@ -1809,7 +1809,7 @@ def main(arguments: list[str]) -> int:
     detach = arguments[:1] == ["--detach"]
     paths = arguments[1:] if detach else arguments
     if len(paths) != 1:
-        complain("usage: supervisor.py [--detach] JOBDIR")
+        complain("usage: life.py [--detach] JOBDIR")
         return EXIT_SPEC_REFUSED
     close_all_except(())
     os.environ.clear()

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuschedd import supervisor
 from gpuschedd.job_dir import Cancel, JobDir, Orders
 from gpuschedd.launcher import DirectLauncher
+from gpuschedd.supervisor import life as supervisor
 from tests.support.jobs import DEADLINE_S, LEADERLESS, Host, is_alive
 
 AS_ROOT = os.geteuid() == 0
