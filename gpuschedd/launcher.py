@@ -19,13 +19,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from gpuschedd import supervisor
 from gpuschedd.job_dir import Claim, JobDir, Started, is_claim_alive
-from gpuschedd.supervisor import life as supervisor
+from gpuschedd.supervisor import procfs
+from gpuschedd.supervisor.errors import EXIT_OK, EXIT_STORAGE, STORAGE_ERRNOS
 
 LAUNCH_DEADLINE_S = 20.0  # from the start of the interpreter to the claim: fsyncs on a slow disk
 REASON_BYTES_MAX = 2000
 KILL_DEADLINE_S = 2.0
 KILL_ROUND_S = 0.02
+#: Run by its path, so that no environment and no other package plays a part.
+SUPERVISOR = os.fspath(Path(supervisor.__file__).with_name("__main__.py"))
 ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}
 
 
@@ -105,14 +109,14 @@ class DirectLauncher:
     no child to reap, and the exit status and stderr say what went wrong.
     """
 
-    def __init__(self, python: str = sys.executable) -> None:
-        self._command = [python, "-I", "-S", supervisor.__file__, "--detach"]
+    def __init__(self, python: str = sys.executable, program: str = SUPERVISOR) -> None:
+        self._supervisor = [python, "-I", "-S", program]
 
     def launch(self, job_dir: JobDir, bounds: Bounds = NO_BOUNDS) -> None:
         del bounds  # nobody but PID 1 can hold a job to them
         try:
             process = subprocess.Popen(
-                [*self._command, os.fspath(job_dir.path)],
+                [*self._supervisor, "--detach", os.fspath(job_dir.path)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
@@ -121,7 +125,7 @@ class DirectLauncher:
                 start_new_session=True,
             )
         except OSError as error:
-            kind = LaunchStorage if error.errno in supervisor.STORAGE_ERRNOS else LaunchFailed
+            kind = LaunchStorage if error.errno in STORAGE_ERRNOS else LaunchFailed
             raise kind(f"cannot start a process: {error}") from error
         with process:
             _raise_for(process)
@@ -155,7 +159,7 @@ class DirectLauncher:
         self, job_id: int, attempt: int, instance: str, uid: int, started: Started | None
     ) -> tuple[int, ...]:
         marks = _Marks(job_id, attempt, instance, uid, started)
-        return tuple(pid for pid in supervisor.pids() if marks.match(pid) is not None)
+        return tuple(pid for pid in procfs.pids() if marks.match(pid) is not None)
 
     def kill_leftovers(
         self, job_id: int, attempt: int, instance: str, uid: int, started: Started | None
@@ -163,9 +167,7 @@ class DirectLauncher:
         deadline_s = time.monotonic() + KILL_DEADLINE_S
         while True:
             marks = _Marks(job_id, attempt, instance, uid, started)
-            pidfds = {
-                pid: pidfd for pid in supervisor.pids() if (pidfd := marks.kill(pid)) is not None
-            }
+            pidfds = {pid: pidfd for pid in procfs.pids() if (pidfd := marks.kill(pid)) is not None}
             _wait_and_close(pidfds.values())
             if not pidfds or time.monotonic() > deadline_s:
                 return tuple(pid for pid in pidfds if marks.match(pid) is not None)
@@ -178,11 +180,11 @@ def _raise_for(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         raise LaunchFailed(f"no claim after {LAUNCH_DEADLINE_S:.0f} s") from None
-    if process.returncode == supervisor.EXIT_OK:
+    if process.returncode == EXIT_OK:
         return
     text = said[-REASON_BYTES_MAX:].decode("utf-8", "replace").strip()
     reason = text or f"the supervisor ended with status {process.returncode}"
-    if process.returncode == supervisor.EXIT_STORAGE:
+    if process.returncode == EXIT_STORAGE:
         raise LaunchStorage(reason)
     raise LaunchFailed(reason)
 
@@ -203,7 +205,7 @@ class _Marks:
 
     def match(self, pid: int) -> int | None:
         """The start ticks of a live process of the attempt, None of any other."""
-        found = supervisor.process_stat(pid)
+        found = procfs.process_stat(pid)
         if found is None or not found.alive or self._uid not in _uids(pid):
             return None
         if found.session == self._session or self._variables <= _environment(pid):
@@ -232,9 +234,9 @@ def _session_of(started: Started | None) -> int | None:
     While any process of a session lives, the kernel gives its number to nobody else. A leader with
     other start ticks is a stranger who got the number after the job was gone.
     """
-    if started is None or started.boot_id != supervisor.boot_id():
+    if started is None or started.boot_id != procfs.boot_id():
         return None
-    leader = supervisor.process_stat(started.session)
+    leader = procfs.process_stat(started.session)
     if leader is not None and leader.start_ticks != started.start_ticks:
         return None
     return started.session

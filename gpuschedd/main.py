@@ -49,7 +49,8 @@ from gpuschedd.store import (
     StoreUnusable,
     StoreVanished,
 )
-from gpuschedd.supervisor.life import STORAGE_ERRNOS, closed_by
+from gpuschedd.supervisor.errors import STORAGE_ERRNOS
+from gpuschedd.supervisor.pam import closed_by
 from gpuschedd.systemd_launcher import SystemdLauncher
 
 log = logging.getLogger("gpuschedd")

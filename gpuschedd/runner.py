@@ -37,7 +37,7 @@ from gpuschedd.launcher import (
     LaunchFailed,
     LaunchStorage,
 )
-from gpuschedd.supervisor.life import STORAGE_ERRNOS
+from gpuschedd.supervisor.errors import STORAGE_ERRNOS
 
 log = logging.getLogger(__name__)
 

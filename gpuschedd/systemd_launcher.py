@@ -33,7 +33,8 @@ from gpuschedd.launcher import (
     LaunchFailed,
     LaunchStorage,
 )
-from gpuschedd.supervisor import life as supervisor
+from gpuschedd.supervisor.errors import STORAGE_ERRNOS
+from gpuschedd.supervisor.procfs import pids, process_stat
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +57,6 @@ class SystemdLauncher(DirectLauncher):
         self, python: str = sys.executable, run: str = "systemd-run", control: str = "systemctl"
     ) -> None:
         super().__init__(python)
-        self._supervisor = [python, "-I", "-S", supervisor.__file__]
         self._run, self._control = run, control
         self._warned: set[str] = set()
 
@@ -145,7 +145,7 @@ def _ask_pid1(command: Sequence[str]) -> tuple[int, str]:
             start_new_session=True,
         )
     except OSError as error:
-        kind = LaunchStorage if error.errno in supervisor.STORAGE_ERRNOS else LaunchFailed
+        kind = LaunchStorage if error.errno in STORAGE_ERRNOS else LaunchFailed
         if error.errno in (errno.EAGAIN, errno.ENOMEM):
             kind = LaunchDeferred
         raise kind(f"cannot start {command[0]}: {error}") from error
@@ -188,7 +188,7 @@ def _members(unit: str) -> tuple[int, ...]:
         for tree, group in _groups_of(1).items()
     }
     place = f"/{SLICE}/{unit}/".encode()
-    return tuple(pid for pid in supervisor.pids() if _is_below(pid, roots, place) and _lives(pid))
+    return tuple(pid for pid in pids() if _is_below(pid, roots, place) and _lives(pid))
 
 
 def _is_below(pid: int, roots: Mapping[bytes, bytes], place: bytes) -> bool:
@@ -207,5 +207,5 @@ def _groups_of(pid: int) -> dict[bytes, bytes]:
 
 
 def _lives(pid: int) -> bool:
-    found = supervisor.process_stat(pid)
+    found = process_stat(pid)
     return found is not None and found.alive

@@ -17,7 +17,8 @@ from gpuschedd import runner as runner_module
 from gpuschedd.job_dir import Claim, JobDir, Observation, Orders
 from gpuschedd.launcher import Bounds, DirectLauncher, LaunchFailed
 from gpuschedd.runner import Key, Runner, Sighting
-from gpuschedd.supervisor import life as supervisor
+from gpuschedd.supervisor.procfs import boot_id, process_stat
+from gpuschedd.supervisor.records import open_directory, publish
 
 KEY: Key = (JobId(7), 1)
 ORDERS = Orders(time_limit_s=60.0, cancel=None, signals=())
@@ -161,11 +162,11 @@ def test_a_launch_that_breaks_counts_as_a_failed_one(trial: Trial) -> None:
 def _claim_alive(place: Path) -> None:
     """A directory that this very process claims as its supervisor."""
     (place / "7.1").mkdir()
-    own = supervisor.process_stat(os.getpid())
+    own = process_stat(os.getpid())
     assert own is not None
-    claim = Claim("supervisor", supervisor.boot_id(), os.getpid(), own.start_ticks)
-    directory = supervisor.open_directory(str(place / "7.1"))
-    supervisor.publish(directory, "claim", asdict(claim))
+    claim = Claim("supervisor", boot_id(), os.getpid(), own.start_ticks)
+    directory = open_directory(str(place / "7.1"))
+    publish(directory, "claim", asdict(claim))
     os.close(directory)
 
 

@@ -61,7 +61,7 @@ def test_the_line_holds_the_attempt_and_its_bounds_and_nothing_else(run: StandIn
     }
     *_, python, isolated, no_site, script, place = asked
     assert (python, isolated, no_site) == ("/venv/python", "-I", "-S")
-    assert script.endswith("supervisor/life.py")
+    assert script.endswith("/gpuschedd/supervisor/__main__.py")
     assert place == str(run.job.path)
 
 
