@@ -8,13 +8,14 @@ pidfd, after a second look has proved whom the pidfd pins.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -22,12 +23,25 @@ from typing import Protocol
 from gpuschedd import supervisor
 from gpuschedd.job_dir import Claim, JobDir, Started, is_claim_alive
 from gpuschedd.supervisor import procfs
-from gpuschedd.supervisor.errors import EXIT_OK, EXIT_STORAGE, STORAGE_ERRNOS
+from gpuschedd.supervisor.errors import (
+    EXIT_NO_PROGRAM,
+    EXIT_OK,
+    EXIT_STORAGE,
+    EXIT_UNAVAILABLE,
+    STORAGE_ERRNOS,
+)
 
 LAUNCH_DEADLINE_S = 20.0  # from the start of the interpreter to the claim: fsyncs on a slow disk
 REASON_BYTES_MAX = 2000
 KILL_DEADLINE_S = 2.0
 KILL_ROUND_S = 0.02
+# No room for another process, or a program that an upgrade is just replacing.
+_DEFERRING_ERRNOS = frozenset(
+    {
+        *(errno.EAGAIN, errno.ENOMEM),
+        *(errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENOEXEC, errno.ETXTBSY),
+    }
+)
 #: Run by its path, so that no environment and no other package plays a part.
 SUPERVISOR = os.fspath(Path(supervisor.__file__).with_name("__main__.py"))
 ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}
@@ -42,7 +56,11 @@ class LaunchStorage(LaunchFailed):
 
 
 class LaunchDeferred(LaunchFailed):
-    """PID 1 did not answer in time: the host's fault, so it counts for nothing against the job."""
+    """The host's fault, so it counts for nothing against the job.
+
+    PID 1 did not answer in time; or the supervisor's files or their interpreter are not there or
+    not whole, as in the middle of an upgrade.
+    """
 
 
 class AccountGone(LaunchFailed):
@@ -79,6 +97,12 @@ class Launcher(Protocol):
     def launch(self, job_dir: JobDir, bounds: Bounds = NO_BOUNDS) -> None:
         """Start the supervisor of this directory. Raises LaunchFailed or one of its kinds."""
 
+    def lacked_program(self, job_id: int, attempt: int) -> bool:
+        """Whether a launched supervisor did not run because its files were missing or not whole.
+
+        Asked where no claim came: it is the host's fault then.
+        """
+
     def attach(self, claim: Claim) -> int | None:
         """A pidfd of the live supervisor that took the claim, None when it is dead.
 
@@ -114,21 +138,12 @@ class DirectLauncher:
 
     def launch(self, job_dir: JobDir, bounds: Bounds = NO_BOUNDS) -> None:
         del bounds  # nobody but PID 1 can hold a job to them
-        try:
-            process = subprocess.Popen(
-                [*self._supervisor, "--detach", os.fspath(job_dir.path)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                env=ENVIRONMENT,
-                cwd="/",
-                start_new_session=True,
-            )
-        except OSError as error:
-            kind = LaunchStorage if error.errno in STORAGE_ERRNOS else LaunchFailed
-            raise kind(f"cannot start a process: {error}") from error
-        with process:
+        with spawn([*self._supervisor, "--detach", os.fspath(job_dir.path)]) as process:
             _raise_for(process)
+
+    def lacked_program(self, job_id: int, attempt: int) -> bool:
+        del job_id, attempt
+        return False  # the launch itself has said so
 
     def attach(self, claim: Claim) -> int | None:
         if claim.by != "supervisor" or not is_claim_alive(claim):
@@ -173,6 +188,30 @@ class DirectLauncher:
                 return tuple(pid for pid in pidfds if marks.match(pid) is not None)
 
 
+def spawn(command: Sequence[str]) -> subprocess.Popen[bytes]:
+    """A process that is told nothing but its words, with its answers to read.
+
+    Raises LaunchStorage, LaunchDeferred or LaunchFailed, by whose fault it is that there is none.
+    """
+    try:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=ENVIRONMENT,
+            cwd="/",
+            start_new_session=True,
+        )
+    except OSError as error:
+        kind = LaunchFailed
+        if error.errno in STORAGE_ERRNOS:
+            kind = LaunchStorage
+        elif error.errno in _DEFERRING_ERRNOS:
+            kind = LaunchDeferred
+        raise kind(f"cannot start {command[0]}: {error}") from error
+
+
 def _raise_for(process: subprocess.Popen[bytes]) -> None:
     """Wait for the claim; the exception that its exit status stands for."""
     try:
@@ -186,6 +225,8 @@ def _raise_for(process: subprocess.Popen[bytes]) -> None:
     reason = text or f"the supervisor ended with status {process.returncode}"
     if process.returncode == EXIT_STORAGE:
         raise LaunchStorage(reason)
+    if process.returncode in (EXIT_NO_PROGRAM, EXIT_UNAVAILABLE):
+        raise LaunchDeferred(reason)
     raise LaunchFailed(reason)
 
 

@@ -280,7 +280,10 @@ class Runner:
             self.look(key)
             return
         error = f"no supervisor within {LAUNCH_TIMEOUT_S:.0f} s"
-        self._report(Sighting(*key, seen=seen, launch_error=error))
+        lacked = await self._in_thread(lambda: self._launcher.lacked_program(*key))
+        if lacked:
+            error += ": its files are missing or of several versions"
+        self._report(Sighting(*key, seen=seen, launch_error=error, deferred=lacked))
 
     async def _fenced(self, key: Key) -> Observation | None:
         """Take the claim if it is free; what stands afterwards. None: not even that is possible.

@@ -7,6 +7,7 @@ import os
 
 # Exit statuses of the supervisor, for the process that started it.
 EXIT_OK = 0
+EXIT_NO_PROGRAM = 2  # Python's own, where it cannot open the file that it should run
 EXIT_SPEC_REFUSED = 65
 EXIT_NO_SPEC = 66
 EXIT_UNAVAILABLE = 69  # __main__: a file of this folder is missing, cut, or of another version

@@ -111,7 +111,7 @@ def test_a_launch_without_a_spec_says_so(host: Host) -> None:
 
 def test_a_launch_that_cannot_start_a_process_says_so(host: Host) -> None:
     job = JobDir.create(host.jobs_root, host.spec("true"))
-    with pytest.raises(LaunchFailed, match="cannot start a process"):
+    with pytest.raises(LaunchFailed, match="cannot start /no/python"):
         DirectLauncher(python="/no/python").launch(job)
 
 

@@ -48,7 +48,7 @@ class Trial:
         self.is_full = True
         self.tries = 0
         self.reports: list[Sighting] = []
-        self._reported = asyncio.Event()
+        self._reported, self._failed = asyncio.Event(), asyncio.Event()
         monkeypatch.setattr(runner_module, "ROOM_PAUSE_S", 0.005)
         self._make_fickle(monkeypatch, "fence")
         self._make_fickle(monkeypatch, "write_orders")
@@ -68,11 +68,18 @@ class Trial:
     def take(self, sighting: Sighting) -> None:
         self.reports.append(sighting)
         self._reported.set()
+        if sighting.launch_error is not None:
+            self._failed.set()
 
     async def report(self) -> Sighting:
         """The first one."""
         await asyncio.wait_for(self._reported.wait(), 30)
         return self.reports[0]
+
+    async def failure(self) -> Sighting:
+        """The last one, of a launch that failed."""
+        await asyncio.wait_for(self._failed.wait(), 30)
+        return self.reports[-1]
 
     async def tried(self, times: int) -> None:
         while self.tries < times:
@@ -157,6 +164,28 @@ def test_a_launch_that_breaks_counts_as_a_failed_one(trial: Trial) -> None:
         assert report.launch_error == "RuntimeError: can't start new thread"
 
     trial.run(StubLauncher(RuntimeError("can't start new thread")), story)
+
+
+@pytest.mark.parametrize("lacked", [True, False])
+def test_a_supervisor_that_lacked_its_files_is_the_host_s_fault(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch, lacked: bool
+) -> None:
+    """It was started and did not come: fenced either way, and only else counted."""
+    trial.is_full = False
+    launcher = StubLauncher()
+    monkeypatch.setattr(launcher, "launch", lambda *_: None)
+    monkeypatch.setattr(launcher, "lacked_program", lambda *_: lacked)
+    monkeypatch.setattr(runner_module, "LAUNCH_TIMEOUT_S", 0.01)
+
+    async def story(runner: Runner) -> None:
+        runner.launch(KEY, os.getuid(), no_plan)
+        report = await trial.failure()
+        assert report.deferred is lacked
+        assert str(report.launch_error).startswith("no supervisor within")
+        assert report.seen is not None
+        assert report.seen.claim is not None
+
+    trial.run(launcher, story)
 
 
 def _claim_alive(place: Path) -> None:

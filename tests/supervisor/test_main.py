@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
 import sys
@@ -14,8 +13,8 @@ import pytest
 
 import gpuschedd
 from gpuschedd.job_dir import JobDir, Orders
-from gpuschedd.launcher import SUPERVISOR, DirectLauncher
-from gpuschedd.supervisor.errors import EXIT_UNAVAILABLE
+from gpuschedd.launcher import SUPERVISOR, DirectLauncher, LaunchDeferred
+from gpuschedd.supervisor.errors import EXIT_NO_PROGRAM, EXIT_UNAVAILABLE
 from gpuschedd.supervisor.records import RECORD_VERSION
 from tests.support.jobs import Host, bare, supervise
 from tests.support.observed import Observer, assert_nothing_was_imported
@@ -124,12 +123,12 @@ def test_a_whole_tree_keeps_its_bytecode(host: Host, tree: Tree) -> None:
 # --- when it is not whole -----------------------------------------------------------------------
 
 
-def assert_refused(host: Host, program: str, words: str) -> None:
-    """Before the claim, and nothing ran."""
+def assert_deferred(host: Host, program: str, words: str, status: int) -> None:
+    """The launch waits, for it is the host's fault: nothing was claimed, and nothing ran."""
     job = unstarted(host)
-    done = supervise(job.path, program)
-    assert done.returncode == EXIT_UNAVAILABLE
-    assert re.search(words, done.stderr.decode())
+    with pytest.raises(LaunchDeferred, match=words):
+        DirectLauncher(program=program).launch(job)
+    assert supervise(job.path, program).returncode == status
     assert job.claim() is None
     assert not (host.work / "ran").exists()
 
@@ -139,7 +138,7 @@ def test_a_module_of_another_version_is_refused(host: Host, tree: Tree, name: st
     path = tree.folder / name
     assert path.read_text().endswith(VERSION_LINE)
     path.write_text(path.read_text().replace(VERSION_LINE, "\nRECORD_VERSION = 999\n"))
-    assert_refused(host, tree.program, "has version 999, not")
+    assert_deferred(host, tree.program, "has version 999, not", EXIT_UNAVAILABLE)
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -147,16 +146,35 @@ def test_a_module_that_is_cut_is_refused(host: Host, tree: Tree, name: str) -> N
     """However little is missing: the version is the last line."""
     path = tree.folder / name
     path.write_text(path.read_text().removesuffix(VERSION_LINE))
-    assert_refused(host, tree.program, "has version None, not|ImportError")
+    assert_deferred(host, tree.program, "has version None, not|ImportError", EXIT_UNAVAILABLE)
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if name != "__init__.py"])
 def test_a_module_that_is_missing_is_refused(host: Host, tree: Tree, name: str) -> None:
     (tree.folder / name).unlink()
-    assert_refused(host, tree.program, "No module named")
+    assert_deferred(host, tree.program, "No module named", EXIT_UNAVAILABLE)
 
 
 def test_a_program_of_another_version_is_refused(host: Host, tree: Tree) -> None:
     path = Path(tree.program)
     path.write_text(path.read_text().replace(VERSION_LINE, "\nRECORD_VERSION = 999\n"))
-    assert_refused(host, tree.program, f"has version {RECORD_VERSION}, not 999")
+    assert_deferred(host, tree.program, f"has version {RECORD_VERSION}, not 999", EXIT_UNAVAILABLE)
+
+
+def test_a_program_that_is_missing_is_the_host_s_fault(host: Host, tree: Tree) -> None:
+    shutil.rmtree(tree.root)
+    assert_deferred(host, tree.program, "can't open file", EXIT_NO_PROGRAM)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\x7fELF"])
+def test_an_interpreter_that_is_missing_or_cut_is_the_host_s_fault(
+    host: Host, tmp_path: Path, content: bytes | None
+) -> None:
+    python = tmp_path / "python"
+    if content is not None:
+        python.write_bytes(content)
+        python.chmod(0o755)
+    job = unstarted(host)
+    with pytest.raises(LaunchDeferred, match=f"cannot start {python}"):
+        DirectLauncher(python=str(python)).launch(job)
+    assert job.claim() is None
