@@ -27,23 +27,21 @@ IMPURE = frozenset(
 )
 #: module -> the only files that may import it.
 OWNERS = {
-    "sqlite3": {"gpuschedd/store.py"},
-    "pynvml": {"gpuschedd/nvml_library.py"},
+    "sqlite3": {"gpuschedd/store/database.py"},
+    "pynvml": {"gpuschedd/gpu/nvidia/library.py"},
     "subprocess": {
-        "gpuschedd/launcher.py",
-        "gpuschedd/systemd_launcher.py",
-        "gpuschedd/install.py",
-        "gpuschedd/nvml.py",
+        "gpuschedd/run/launchers/direct.py",
+        "gpuschedd/run/launchers/systemd.py",
+        "gpuschedd/system/install.py",
+        "gpuschedd/gpu/nvidia/source.py",
     },
 }
 #: The supervisor stands alone, without the package around it.
 CLOCK_OWNERS = {
-    "gpuschedd/clock.py",
+    "gpuschedd/system/clock.py",
     "gpuschedd/supervisor/life.py",
     "gpuschedd/supervisor/syscalls.py",
 }
-#: The only files that take /proc/PID/stat apart. Clients cannot use the daemon's reader.
-STAT_READERS = {"gpuschedd/supervisor/procfs.py", "gpuschedd/simclaims.py"}
 CLOCK_READINGS = frozenset(
     {
         *(("time", name) for name in ("time", "time_ns", "clock_gettime", "clock_gettime_ns")),
@@ -161,7 +159,7 @@ def test_every_module_of_the_supervisor_ends_with_the_same_version() -> None:
 def test_one_module_takes_the_stat_of_a_process_apart() -> None:
     """The name in it may hold anything: its fields are counted from the last parenthesis."""
     readers = {_shown(path) for path in _sources(DAEMON) if 'rindex(b")")' in path.read_text()}
-    assert readers == STAT_READERS
+    assert readers == {"gpuschedd/supervisor/procfs.py"}
 
 
 @pytest.mark.parametrize("path", _sources(DAEMON) + _sources(CLIENT), ids=_shown)
@@ -173,12 +171,12 @@ def test_a_module_opens_with_what_it_owns(path: Path) -> None:
 
 def _commands() -> dict[str, click.Command]:
     """Every command and subcommand by the words that are typed."""
-    from gpusched_client.gcancel import cli as gcancel
-    from gpusched_client.gctl import cli as gctl
-    from gpusched_client.gq import cli as gq
-    from gpusched_client.gsub import cli as gsub
-    from gpuschedd.main import cli as daemon
-    from gpuschedd.simjob import cli as simjob
+    from gpusched_client.commands.gcancel import cli as gcancel
+    from gpusched_client.commands.gctl import cli as gctl
+    from gpusched_client.commands.gq import cli as gq
+    from gpusched_client.commands.gsub import cli as gsub
+    from gpusched_client.commands.simjob import cli as simjob
+    from gpuschedd.cli import cli as daemon
 
     named = {"gsub": gsub, "gq": gq, "gcancel": gcancel, "gctl": gctl}
     named |= {"gpuschedd": daemon, "gpusched-simjob": simjob}

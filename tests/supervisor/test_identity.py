@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from gpuschedd.job_dir import JobDir
-from gpuschedd.launcher import DirectLauncher
+from gpuschedd.run.job_dir import JobDir
+from gpuschedd.run.launchers.direct import DirectLauncher
 from gpuschedd.supervisor.errors import EXIT_SPEC_REFUSED, SetupFailed
 from gpuschedd.supervisor.identity import check_uid, uid_min
 from gpuschedd.supervisor.start import main

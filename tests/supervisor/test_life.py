@@ -10,7 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from gpuschedd.job_dir import Cancel, JobDir, Orders
+from gpuschedd.core.attempt import Cancel, Orders
+from gpuschedd.run.job_dir import JobDir
 from gpuschedd.supervisor.procfs import process_stat
 from gpuschedd.supervisor.records import LOG, ORDERS, open_directory, publish
 from tests.support.jobs import Host

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 import gpuschedd
-from gpuschedd.job_dir import JobDir, Orders
-from gpuschedd.launcher import SUPERVISOR, DirectLauncher, LaunchDeferred
+from gpuschedd.core.attempt import Orders
+from gpuschedd.run.job_dir import JobDir
+from gpuschedd.run.launchers.direct import SUPERVISOR, DirectLauncher, LaunchDeferred
 from gpuschedd.supervisor.errors import EXIT_NO_PROGRAM, EXIT_UNAVAILABLE
 from gpuschedd.supervisor.records import RECORD_VERSION
 from tests.support.jobs import Host, bare, supervise

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from gpuschedd.job_dir import JobDir
+from gpuschedd.run.job_dir import JobDir
 from gpuschedd.supervisor.errors import EXIT_NO_SPEC, EXIT_SPEC_REFUSED
 from gpuschedd.supervisor.records import encode
 from tests.support.jobs import Host, supervise

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuschedd.job_dir import JobDir
-from gpuschedd.launcher import DirectLauncher
+from gpuschedd.run.job_dir import JobDir
+from gpuschedd.run.launchers.direct import DirectLauncher
 from tests.support.jobs import DEADLINE_S, Host, bare, is_alive, supervise
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from gpusched_client.errors import GpuschedError
-from gpusched_client.protocol import Reason
 from gpusched_client.terms import PendingReason
+from gpusched_client.wire.protocol import Reason
 from gpuschedd.supervisor.records import RECORD_VERSION
 from tests.support.box import BIN, VENV
 from tests.support.daemon import until
