@@ -53,7 +53,8 @@ from gpuschedd.store.database import (
 )
 from gpuschedd.store.history import History
 from gpuschedd.store.writer import Store
-from gpuschedd.supervisor import STORAGE_ERRNOS, closed_by
+from gpuschedd.supervisor.errors import STORAGE_ERRNOS
+from gpuschedd.supervisor.pam import closed_by
 from gpuschedd.system import state_dir as places
 from gpuschedd.system.accounts import Accounts, unknown_names
 from gpuschedd.system.capabilities import check_launch

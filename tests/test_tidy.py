@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CLIENT = ROOT / "gpusched_client"
 DAEMON = ROOT / "gpuschedd"
 CORE = DAEMON / "core"
+SUPERVISOR = DAEMON / "supervisor"
 
 CORE_MAY_IMPORT = ("gpusched_client.terms", "gpusched_client.errors", "gpusched_client.units")
 IMPURE = frozenset(
@@ -35,11 +37,14 @@ OWNERS = {
         "gpuschedd/run/launchers/systemd.py",
         "gpuschedd/system/install.py",
         "gpuschedd/gpu/nvidia/source.py",
-        "gpuschedd/supervisor.py",
     },
 }
 #: The supervisor stands alone, without the package around it.
-CLOCK_OWNERS = {"gpuschedd/system/clock.py", "gpuschedd/supervisor.py"}
+CLOCK_OWNERS = {
+    "gpuschedd/system/clock.py",
+    "gpuschedd/supervisor/life.py",
+    "gpuschedd/supervisor/syscalls.py",
+}
 CLOCK_READINGS = frozenset(
     {
         *(("time", name) for name in ("time", "time_ns", "clock_gettime", "clock_gettime_ns")),
@@ -119,10 +124,45 @@ def test_one_module_reads_the_clock() -> None:
     assert found == []
 
 
-def test_the_supervisor_needs_the_standard_library_alone() -> None:
-    """It runs with -I -S, from a file that an upgrade may replace."""
-    ours = [name for name in _imports(DAEMON / "supervisor.py") if name.startswith("gpus")]
-    assert ours == []
+@pytest.mark.parametrize("path", _sources(SUPERVISOR), ids=_shown)
+def test_the_supervisor_needs_the_standard_library_and_its_own_folder_alone(path: Path) -> None:
+    """It runs with -I -S: nothing else is there, or may be."""
+    for name in _imports(path):
+        package = name.split(".")[0]
+        assert package in sys.stdlib_module_names or name.startswith("gpuschedd.supervisor."), name
+
+
+@pytest.mark.parametrize("path", _sources(SUPERVISOR), ids=_shown)
+def test_the_supervisor_imports_nothing_late(path: Path) -> None:
+    """Its files may be replaced once it holds the claim. So no function imports."""
+    functions = [node for node in ast.walk(ast.parse(path.read_text())) if _is_function(node)]
+    inside = [child for function in functions for child in ast.walk(function)]
+    assert [node for node in inside if isinstance(node, ast.Import | ast.ImportFrom)] == []
+
+
+def _is_function(node: ast.AST) -> bool:
+    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+
+
+def test_the_package_around_the_supervisor_imports_nothing() -> None:
+    """Each start of a supervisor runs it."""
+    assert list(_imports(DAEMON / "__init__.py")) == []
+
+
+def test_every_module_of_the_supervisor_ends_with_the_same_version() -> None:
+    """By it a start tells files of several versions, and one that was cut. __main__ compares."""
+    modules = [path for path in _sources(SUPERVISOR) if path.name != "__main__.py"]
+    last = {path.read_text().splitlines()[-1] for path in modules}
+    assert len(last) == 1
+    (line,) = last
+    assert re.fullmatch(r"RECORD_VERSION = \d+", line)
+    assert f"\n{line}\n" in (SUPERVISOR / "__main__.py").read_text()
+
+
+def test_one_module_takes_the_stat_of_a_process_apart() -> None:
+    """The name in it may hold anything: its fields are counted from the last parenthesis."""
+    readers = {_shown(path) for path in _sources(DAEMON) if 'rindex(b")")' in path.read_text()}
+    assert readers == {"gpuschedd/supervisor/procfs.py"}
 
 
 @pytest.mark.parametrize("path", _sources(DAEMON) + _sources(CLIENT), ids=_shown)

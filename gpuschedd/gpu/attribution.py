@@ -19,6 +19,7 @@ from typing import TypeVar
 
 from gpusched_client.terms import JobId
 from gpuschedd.gpu.source import GpuProcess
+from gpuschedd.supervisor.procfs import ProcessStat, process_stat
 
 ANCESTORS_MAX = 64
 CACHE_MAX = 10_000
@@ -124,7 +125,7 @@ class Attribution:
 
     def _find(self, pid: int, ticks: int) -> JobKey | None:
         stat = self._stat(pid)
-        if stat is None or stat[1] != ticks:
+        if stat is None or stat.start_ticks != ticks:
             return None
         if self._by_unit:
             return self._by_cgroup(pid)
@@ -143,13 +144,12 @@ class Attribution:
             stat = self._stat(pid)
             if stat is None:
                 return None
-            parent, ticks = stat
             found = supervisors.get(pid)
-            if found is not None and found.start_ticks == ticks:
+            if found is not None and found.start_ticks == stat.start_ticks:
                 return found.key
-            if parent <= 1:
+            if stat.parent <= 1:
                 return None
-            pid = parent
+            pid = stat.parent
         return None
 
     def _by_marks(self, pid: int) -> JobKey | None:
@@ -174,13 +174,12 @@ class Attribution:
         except OSError:
             return b""
 
-    def _stat(self, pid: int) -> tuple[int, int] | None:
-        """Parent and start ticks of a process; None: gone."""
-        content = self._read(pid, "stat")
-        if b")" not in content:
+    def _stat(self, pid: int) -> ProcessStat | None:
+        """None: gone."""
+        try:
+            return process_stat(pid, self._proc)
+        except OSError:
             return None
-        fields = content[content.rindex(b")") + 2 :].split()
-        return int(fields[1]), int(fields[19])
 
     def _uid(self, pid: int) -> int | None:
         try:

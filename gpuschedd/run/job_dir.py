@@ -1,7 +1,7 @@
 """The job directory as the daemon sees it: write a spec and orders, take the claim, read the rest.
 
 It owns the directories `jobs/ID.ATTEMPT` and the typed form of their records; the format itself is
-in supervisor.py, which runs alone. It starts and signals no process, and knows nothing of SQLite.
+in supervisor/records.py. It starts and signals no process, and knows nothing of SQLite.
 All calls block (most of them in fsync): they belong in a thread.
 """
 
@@ -23,7 +23,6 @@ from typing import (
     get_type_hints,
 )
 
-from gpuschedd import supervisor
 from gpuschedd.core.attempt import (
     Cancel,
     Claim,
@@ -33,6 +32,8 @@ from gpuschedd.core.attempt import (
     Orders,
     StartedRecord,
 )
+from gpuschedd.supervisor import procfs, records
+from gpuschedd.supervisor.spec import Spec as SupervisorSpec
 
 Record = TypeVar("Record")
 
@@ -89,7 +90,7 @@ class Spec:
 
     def to_record(self) -> dict[str, Any]:
         record = {field.name: getattr(self, field.name) for field in fields(self)}
-        text = supervisor.text_of
+        text = records.text_of
         for name in ("script", "cwd", "output", "error"):
             raw = record.pop(name)
             record[name + "_b"] = None if raw is None else text(raw)
@@ -101,7 +102,7 @@ class Spec:
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Self:
         """As strict as the supervisor's own reading, since it is that."""
-        found = supervisor.Spec(record)
+        found = SupervisorSpec(record)
         return cls(**{field.name: getattr(found, field.name) for field in fields(cls)})
 
 
@@ -114,11 +115,11 @@ def is_claim_alive(claim: Claim) -> bool:
 
     Raises PermissionError where /proc hides it: what cannot be seen is not dead.
     """
-    if claim.boot_id != supervisor.boot_id():
+    if claim.boot_id != procfs.boot_id():
         return False
-    if supervisor.is_running(claim.pid, claim.start_ticks):
+    if procfs.is_running(claim.pid, claim.start_ticks):
         return True
-    if supervisor.process_stat(claim.pid) is None and _takes_signals(claim.pid):
+    if procfs.process_stat(claim.pid) is None and _takes_signals(claim.pid):
         raise PermissionError(errno.EACCES, "/proc hides it (hidepid)", f"/proc/{claim.pid}")
     return False
 
@@ -133,9 +134,9 @@ def _takes_signals(pid: int) -> bool:
 
 
 def _own_claim() -> dict[str, Any]:
-    own = supervisor.process_stat(os.getpid())
+    own = procfs.process_stat(os.getpid())
     assert own is not None, "a process sees itself"
-    claim = Claim("daemon", supervisor.boot_id(), os.getpid(), own.start_ticks)
+    claim = Claim("daemon", procfs.boot_id(), os.getpid(), own.start_ticks)
     return asdict(claim)
 
 
@@ -182,38 +183,38 @@ class JobDir:
         return job_dir
 
     def _write_spec(self, dir_fd: int, spec: Spec) -> None:
-        if supervisor.read_file(dir_fd, supervisor.CLAIM) is not None:
+        if records.read_file(dir_fd, records.CLAIM) is not None:
             raise JobDirExists(f"{self.path} is claimed already")
-        data = supervisor.encode(spec.to_record())
-        if len(data) > supervisor.SPEC_BYTES_MAX:
-            limit = supervisor.SPEC_BYTES_MAX
+        data = records.encode(spec.to_record())
+        if len(data) > records.SPEC_BYTES_MAX:
+            limit = records.SPEC_BYTES_MAX
             raise JobDirError(f"{self.path}: a spec of {len(data)} bytes; the limit is {limit}")
-        found = supervisor.read_file(dir_fd, supervisor.SPEC, supervisor.SPEC_BYTES_MAX)
+        found = records.read_file(dir_fd, records.SPEC, records.SPEC_BYTES_MAX)
         if found is None:
-            supervisor.publish(dir_fd, supervisor.SPEC, spec.to_record())
+            records.publish(dir_fd, records.SPEC, spec.to_record())
         elif found != data:
             raise JobDirExists(f"{self.path} has another spec")
 
     def spec(self) -> Spec | None:
-        record = self._read(supervisor.SPEC)
+        record = self._read(records.SPEC)
         if record is None:
             return None
         try:
             return Spec.from_record(record)
         except (TypeError, ValueError) as error:
-            raise self._corrupt(supervisor.SPEC, error) from error
+            raise self._corrupt(records.SPEC, error) from error
 
     def claim(self) -> Claim | None:
-        return self._typed(supervisor.CLAIM, Claim)
+        return self._typed(records.CLAIM, Claim)
 
     def started(self) -> StartedRecord | None:
-        return self._typed(supervisor.STARTED, StartedRecord)
+        return self._typed(records.STARTED, StartedRecord)
 
     def ended(self) -> EndedRecord | None:
-        return self._typed(supervisor.ENDED, EndedRecord)
+        return self._typed(records.ENDED, EndedRecord)
 
     def exit(self) -> ExitRecord | None:
-        return self._typed(supervisor.EXIT, ExitRecord)
+        return self._typed(records.EXIT, ExitRecord)
 
     def observe(self) -> Observation:
         """Aliveness first: a supervisor seen dead writes nothing after it."""
@@ -243,7 +244,7 @@ class JobDir:
         self._make()
         dir_fd = self._open_fd()
         try:
-            supervisor.Draft(dir_fd, supervisor.CLAIM).link(supervisor.encode(_own_claim()))
+            records.Draft(dir_fd, records.CLAIM).link(records.encode(_own_claim()))
         finally:
             os.close(dir_fd)
         _sync_directory(self.path.parent)
@@ -252,7 +253,7 @@ class JobDir:
         return claim
 
     def orders(self) -> Orders | None:
-        record = self._read(supervisor.ORDERS)
+        record = self._read(records.ORDERS)
         if record is None:
             return None
         try:
@@ -262,13 +263,13 @@ class JobDir:
                 cancel=None if cancel is None else Cancel(**cancel), signals=signals, **record
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise self._corrupt(supervisor.ORDERS, error) from error
+            raise self._corrupt(records.ORDERS, error) from error
 
     def write_orders(self, orders: Orders) -> None:
         """Replace the orders, atomically and durably. The supervisor is woken by the launcher."""
         dir_fd = self._open_fd()
         try:
-            supervisor.publish(dir_fd, supervisor.ORDERS, asdict(orders))
+            records.publish(dir_fd, records.ORDERS, asdict(orders))
         finally:
             os.close(dir_fd)
 
@@ -278,7 +279,7 @@ class JobDir:
             self._remove_script()
         # The spec first: a directory without it starts nothing.
         with contextlib.suppress(FileNotFoundError):
-            (self.path / supervisor.SPEC).unlink(missing_ok=True)
+            (self.path / records.SPEC).unlink(missing_ok=True)
             for entry in self._entries():
                 entry.unlink(missing_ok=True)
             self.path.rmdir()
@@ -300,7 +301,7 @@ class JobDir:
         self.path.chmod(0o700)  # whatever the umask made of it
 
     def _open_fd(self) -> int:
-        return supervisor.open_directory(self.path.as_posix())
+        return records.open_directory(self.path.as_posix())
 
     def _read(self, name: str) -> dict[str, Any] | None:
         try:
@@ -308,7 +309,7 @@ class JobDir:
         except FileNotFoundError:
             return None
         try:
-            return supervisor.read_record(dir_fd, name)
+            return records.read_record(dir_fd, name)
         except ValueError as error:
             raise self._corrupt(name, error) from error
         finally:
@@ -359,7 +360,7 @@ def _runtime_types(hint: Any) -> Iterator[type]:
 
 
 def _sync_directory(path: Path) -> None:
-    fd = supervisor.open_directory(path.as_posix())
+    fd = records.open_directory(path.as_posix())
     try:
         os.fsync(fd)
     finally:

@@ -30,7 +30,7 @@ from gpuschedd.run.launchers.direct import (
     LaunchStorage,
 )
 from gpuschedd.run.tracking import Tracked
-from gpuschedd.supervisor import STORAGE_ERRNOS
+from gpuschedd.supervisor.errors import STORAGE_ERRNOS
 
 log = logging.getLogger(__name__)
 
@@ -233,7 +233,10 @@ class Runner:
             self.look(tracked.key)
             return
         error = f"no supervisor within {LAUNCH_TIMEOUT_S:.0f} s"
-        self.report(AttemptReport(*tracked.key, seen=seen, launch_error=error))
+        lacked = await self._in_thread(lambda: self.launcher.lacked_program(*tracked.key))
+        if lacked:
+            error += ": its files are missing or of several versions"
+        self.report(AttemptReport(*tracked.key, seen=seen, launch_error=error, deferred=lacked))
 
     # --- the claim ----------------------------------------------------------------------------
 

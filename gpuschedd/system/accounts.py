@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
-from gpuschedd.supervisor import uid_min
+from gpuschedd.supervisor.identity import uid_min
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from gpuschedd.supervisor import STORAGE_ERRNOS
+from gpuschedd.supervisor.errors import STORAGE_ERRNOS
 
 LOCK_NAME = "lock"
 PROBE_NAME = "probe"

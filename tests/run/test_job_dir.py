@@ -13,9 +13,10 @@ from dataclasses import replace
 
 import pytest
 
-from gpuschedd import supervisor
 from gpuschedd.core.attempt import Cancel, Claim, Orders
 from gpuschedd.run.job_dir import JobDir, JobDirCorrupt, JobDirExists, abandoned_in, is_claim_alive
+from gpuschedd.supervisor import procfs
+from gpuschedd.supervisor.procfs import boot_id, process_stat
 from tests.support.jobs import Host
 
 
@@ -31,9 +32,9 @@ def job(host: Host) -> JobDir:
 
 
 def own_claim(**changes: object) -> Claim:
-    own = supervisor.process_stat(os.getpid())
+    own = process_stat(os.getpid())
     assert own is not None
-    claim = Claim("supervisor", supervisor.boot_id(), os.getpid(), own.start_ticks)
+    claim = Claim("supervisor", boot_id(), os.getpid(), own.start_ticks)
     return replace(claim, **changes)  # type: ignore[arg-type]
 
 
@@ -151,7 +152,7 @@ def test_a_zombie_is_not_alive() -> None:
     if pid == 0:
         os._exit(0)
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    found = supervisor.process_stat(pid)
+    found = process_stat(pid)
     assert found is not None
     assert not is_claim_alive(own_claim(pid=pid, start_ticks=found.start_ticks))
     os.waitpid(pid, 0)
@@ -222,7 +223,7 @@ def test_a_supervisor_that_proc_hides_is_not_dead(monkeypatch: pytest.MonkeyPatc
     """With hidepid=2 there is no /proc/PID of a process that hides its memory."""
     claim = own_claim()
     assert is_claim_alive(claim)
-    monkeypatch.setattr(supervisor, "process_stat", lambda _: None)
+    monkeypatch.setattr(procfs, "process_stat", lambda _: None)
     with pytest.raises(PermissionError, match="hidepid"):
         is_claim_alive(claim)
     with subprocess.Popen(["true"]) as gone:

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from gpusched_client.terms import JobId
-from gpuschedd import supervisor
 from gpuschedd.core.attempt import AttemptReport, Cancel, Claim, EndedRecord, Orders, StartedRecord
 from gpuschedd.core.recovery import Facts, Recovery, facts_reported, recover
 from gpuschedd.gpu.attribution import JobKey
@@ -23,6 +22,8 @@ from gpuschedd.run import runner as runner_module
 from gpuschedd.run.job_dir import JobDir
 from gpuschedd.run.launchers.direct import DirectLauncher
 from gpuschedd.run.runner import Runner
+from gpuschedd.supervisor.procfs import boot_id, process_stat
+from gpuschedd.supervisor.records import open_directory, publish
 
 KEY: JobKey = (JobId(7), 1)
 INSTANCE = "0123456789abcdef"
@@ -32,27 +33,27 @@ GONE = 2**22 - 1  # a pid that nobody has, above what these hosts give
 
 
 def _publish(jobs: Path, name: str, record: dict[str, Any]) -> None:
-    directory = supervisor.open_directory(str(jobs / "7.1"))
-    supervisor.publish(directory, name, record)
+    directory = open_directory(str(jobs / "7.1"))
+    publish(directory, name, record)
     os.close(directory)
 
 
 def claimed(jobs: Path, pid: int = GONE) -> None:
     """By a supervisor: one that is dead, unless a live pid is given."""
     (jobs / "7.1").mkdir(mode=0o700)
-    stat = supervisor.process_stat(pid)
+    stat = process_stat(pid)
     ticks = stat.start_ticks if stat is not None else 1
-    _publish(jobs, "claim", asdict(Claim("supervisor", supervisor.boot_id(), pid, ticks)))
+    _publish(jobs, "claim", asdict(Claim("supervisor", boot_id(), pid, ticks)))
 
 
 def started(jobs: Path) -> None:
-    record = StartedRecord(GONE, 1, GONE, 1.0, 1.0, supervisor.boot_id())
+    record = StartedRecord(GONE, 1, GONE, 1.0, 1.0, boot_id())
     _publish(jobs, "started", asdict(record))
 
 
 def ended(jobs: Path, **more: Any) -> None:
     """`ended`, or `exit` where more than that is known."""
-    boot = supervisor.boot_id()
+    boot = boot_id()
     record = asdict(EndedRecord(3, None, "exit", None, None, None, None, 2.0, 2.0, boot))
     _publish(jobs, "exit" if more else "ended", record | more)
 

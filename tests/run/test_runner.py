@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 
 from gpusched_client.terms import JobId
-from gpuschedd import supervisor
 from gpuschedd.core.attempt import AttemptReport, Claim, Observation, Orders
 from gpuschedd.gpu.attribution import JobKey
 from gpuschedd.run import runner as runner_module
 from gpuschedd.run.job_dir import JobDir
 from gpuschedd.run.launchers.direct import Bounds, DirectLauncher, LaunchFailed
 from gpuschedd.run.runner import Runner
+from gpuschedd.supervisor.procfs import boot_id, process_stat
+from gpuschedd.supervisor.records import open_directory, publish
 
 KEY: JobKey = (JobId(7), 1)
 ORDERS = Orders(time_limit_s=60.0, cancel=None, signals=())
@@ -49,7 +50,7 @@ class Trial:
         self.is_full = True
         self.tries = 0
         self.reports: list[AttemptReport] = []
-        self._reported = asyncio.Event()
+        self._reported, self._failed = asyncio.Event(), asyncio.Event()
         monkeypatch.setattr(runner_module, "ROOM_PAUSE_S", 0.005)
         self._make_fickle(monkeypatch, "fence")
         self._make_fickle(monkeypatch, "write_orders")
@@ -69,11 +70,18 @@ class Trial:
     def take(self, report: AttemptReport) -> None:
         self.reports.append(report)
         self._reported.set()
+        if report.launch_error is not None:
+            self._failed.set()
 
     async def report(self) -> AttemptReport:
         """The first one."""
         await asyncio.wait_for(self._reported.wait(), 30)
         return self.reports[0]
+
+    async def failure(self) -> AttemptReport:
+        """The last one, of a launch that failed."""
+        await asyncio.wait_for(self._failed.wait(), 30)
+        return self.reports[-1]
 
     async def tried(self, times: int) -> None:
         while self.tries < times:
@@ -160,14 +168,36 @@ def test_a_launch_that_breaks_counts_as_a_failed_one(trial: Trial) -> None:
     trial.run(StubLauncher(RuntimeError("can't start new thread")), story)
 
 
+@pytest.mark.parametrize("lacked", [True, False])
+def test_a_supervisor_that_lacked_its_files_is_the_host_s_fault(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch, lacked: bool
+) -> None:
+    """It was started and did not come: fenced either way, and only else counted."""
+    trial.is_full = False
+    launcher = StubLauncher()
+    monkeypatch.setattr(launcher, "launch", lambda *_: None)
+    monkeypatch.setattr(launcher, "lacked_program", lambda *_: lacked)
+    monkeypatch.setattr(runner_module, "LAUNCH_TIMEOUT_S", 0.01)
+
+    async def story(runner: Runner) -> None:
+        runner.launch(KEY, os.getuid(), no_plan)
+        report = await trial.failure()
+        assert report.deferred is lacked
+        assert str(report.launch_error).startswith("no supervisor within")
+        assert report.seen is not None
+        assert report.seen.claim is not None
+
+    trial.run(launcher, story)
+
+
 def _claim_alive(place: Path) -> None:
     """A directory that this very process claims as its supervisor."""
     (place / "7.1").mkdir()
-    own = supervisor.process_stat(os.getpid())
+    own = process_stat(os.getpid())
     assert own is not None
-    claim = Claim("supervisor", supervisor.boot_id(), os.getpid(), own.start_ticks)
-    directory = supervisor.open_directory(str(place / "7.1"))
-    supervisor.publish(directory, "claim", asdict(claim))
+    claim = Claim("supervisor", boot_id(), os.getpid(), own.start_ticks)
+    directory = open_directory(str(place / "7.1"))
+    publish(directory, "claim", asdict(claim))
     os.close(directory)
 
 

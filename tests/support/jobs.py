@@ -9,17 +9,18 @@ import select
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from gpuschedd import supervisor
 from gpuschedd.core.attempt import Cancel, ExitRecord, Orders
 from gpuschedd.run.job_dir import JobDir, Spec
-from gpuschedd.run.launchers.direct import DirectLauncher
+from gpuschedd.run.launchers.direct import SUPERVISOR, DirectLauncher
+from gpuschedd.supervisor.procfs import process_stat
 
 DEADLINE_S = 60.0
 T = TypeVar("T")
@@ -184,6 +185,19 @@ class Host:
         )
 
 
+def bare() -> list[str]:
+    """A command that runs another as this user, without the privileges that root has."""
+    return ["setpriv", "--inh-caps=-all", "--bounding-set=-all"] if os.geteuid() == 0 else []
+
+
+def supervise(
+    path: Path, program: str = SUPERVISOR, before: Sequence[str] = ()
+) -> subprocess.CompletedProcess[bytes]:
+    """A supervisor in the foreground, as PID 1 starts it, to its end."""
+    command = [*before, sys.executable, "-I", "-S", program, os.fspath(path)]
+    return subprocess.run(command, capture_output=True, timeout=DEADLINE_S, check=False)
+
+
 def is_alive(pid: int) -> bool:
-    found = supervisor.process_stat(pid)
+    found = process_stat(pid)
     return found is not None and found.alive

@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 
 from gpusched_client.errors import GpuschedError
+from gpusched_client.terms import PendingReason
+from gpusched_client.wire.protocol import Reason
+from gpuschedd.supervisor.records import RECORD_VERSION
 from tests.support.box import BIN, VENV
 from tests.support.daemon import until
 from tests.support.host import Host
@@ -108,6 +111,30 @@ def test_a_venv_replaced_under_running_supervisors_costs_no_record(host: Host) -
     jobs = [host.wait(job_id) for job_id in ids]
     assert {(job.state, job.exit_code) for job in jobs} == {("OUT_OF_MEMORY", 4)}
     assert host.box.run(BIN / "gsub", "--version", check=False).returncode in (0, 2)
+
+
+def test_a_supervisor_that_is_taken_away_makes_the_job_wait(host: Host) -> None:
+    """Also where only PID 1 hears how it ended: the job runs, and none of its attempts counts."""
+    life = host.box.sh(f"ls {VENV}/lib/python*/site-packages/gpuschedd/supervisor/life.py").strip()
+    host.box.sh(f"sed -i 's/^RECORD_VERSION = /RECORD_VERSION = 99/' {life}")
+    job_id = host.sh("alice", "exit 4", gpus=1)
+    unit = f"gpusched-job-{job_id}-1.service"
+    until(lambda: host.show(unit, "NRestarts") not in ("", "0"), "PID 1 starts it again")
+    assert f"has version 99{RECORD_VERSION}, not {RECORD_VERSION}" in host.journal(unit)
+    host.box.sh(f"sed -i 's/^RECORD_VERSION = 99/RECORD_VERSION = /' {life}")
+    job = host.wait(job_id)
+    assert (job.exit_code, job.attempt) == (4, 1)
+
+    host.box.sh(f"mv {Path(life).parent} {VENV}/away")
+    job_id = host.sh("alice", "exit 5", gpus=1)
+
+    def put_off() -> Reason | None:
+        reason = host.job(job_id).reason
+        return reason if reason and reason.code == PendingReason.LAUNCH_BACKOFF else None
+
+    assert until(put_off, "the launch is put off").numbers["failures"] == 0
+    host.box.sh(f"mv {VENV}/away {Path(life).parent}")
+    assert host.wait(job_id).exit_code == 5
 
 
 def test_no_client_s_call_fails_across_restarts(host: Host) -> None:

@@ -36,6 +36,7 @@ from gpuschedd.gpu.nvidia.library import (
     Failed,
     Library,
 )
+from gpuschedd.supervisor.procfs import start_ticks_of
 from gpuschedd.system.clock import wall_s
 
 MIB = 2**20
@@ -512,7 +513,7 @@ class Driver:
         device.listed_pids = frozenset(kinds)
         reading["listed_used"] = used
         reading["processes"] = [
-            [pid, start_ticks(pid), size, kind == {"G"}, device.has_server and is_server(pid)]
+            [pid, start_ticks_of(pid), size, kind == {"G"}, device.has_server and is_server(pid)]
             for pid, (size, kind) in kinds.items()
         ]
 
@@ -771,18 +772,6 @@ def _is_garbled(row: Any, total: int | None) -> bool:
         return True
     used = row.usedGpuMemory
     return used is not None and used > (total or MEMORY_BYTES_MAX)
-
-
-def start_ticks(pid: int) -> int | None:
-    """Field 22 of /proc/PID/stat; None: there is no such process."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            content = file.read()
-    except OSError:
-        return None
-    fields = content[content.rindex(b")") + 2 :].split()
-    # Its first thread may have ended while others work on.
-    return None if fields[0] == b"Z" and fields[17] == b"1" else int(fields[19])
 
 
 def is_server(pid: int) -> bool:

@@ -39,6 +39,7 @@ from gpuschedd.gpu.source import (
     SampleRequest,
     display_order,
 )
+from gpuschedd.supervisor.procfs import process_stat
 from gpuschedd.system.clock import boottime_s, wall_s, wall_text
 
 log = logging.getLogger(__name__)
@@ -668,13 +669,12 @@ def hanging_orphan(proc: Path = Path("/proc")) -> int | None:
         try:
             if Path(entry, "comm").read_bytes().strip() != PROCESS_NAME:
                 continue
-            content = Path(entry, "stat").read_bytes()
+            found = process_stat(int(entry.name), proc)
             if os.stat(entry.path).st_uid != os.getuid():
                 continue
         except OSError:
             continue
-        fields = content[content.rindex(b")") + 2 :].split()
-        if fields[0] == b"D" and int(fields[1]) == 1:
+        if found is not None and found.state == "D" and found.parent == 1:
             return int(entry.name)
     return None
 

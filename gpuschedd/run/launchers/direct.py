@@ -8,13 +8,14 @@ pidfd, after a second look has proved whom the pidfd pins.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Protocol
@@ -23,11 +24,28 @@ from gpuschedd import supervisor
 from gpuschedd.core.attempt import Claim, StartedRecord
 from gpuschedd.gpu.source import DeviceAccess
 from gpuschedd.run.job_dir import JobDir, is_claim_alive
+from gpuschedd.supervisor import procfs
+from gpuschedd.supervisor.errors import (
+    EXIT_NO_PROGRAM,
+    EXIT_OK,
+    EXIT_STORAGE,
+    EXIT_UNAVAILABLE,
+    STORAGE_ERRNOS,
+)
 
 LAUNCH_DEADLINE_S = 20.0  # from the start of the interpreter to the claim: fsyncs on a slow disk
 REASON_BYTES_MAX = 2000
 KILL_DEADLINE_S = 2.0
 KILL_ROUND_S = 0.02
+# No room for another process, or a program that an upgrade is just replacing.
+_DEFERRING_ERRNOS = frozenset(
+    {
+        *(errno.EAGAIN, errno.ENOMEM),
+        *(errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENOEXEC, errno.ETXTBSY),
+    }
+)
+#: Run by its path, so that no environment and no other package plays a part.
+SUPERVISOR = os.fspath(Path(supervisor.__file__).with_name("__main__.py"))
 ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}
 
 
@@ -43,7 +61,11 @@ class LaunchStorage(LaunchFailed):
 
 
 class LaunchDeferred(LaunchFailed):
-    """PID 1 did not answer in time: the host's fault, so it counts for nothing against the job."""
+    """The host's fault, so it counts for nothing against the job.
+
+    PID 1 did not answer in time; or the supervisor's files or their interpreter are not there or
+    not whole, as in the middle of an upgrade.
+    """
 
 
 class AccountGone(LaunchFailed):
@@ -81,6 +103,12 @@ class Launcher(Protocol):
     def launch(self, job_dir: JobDir, bounds: Bounds = NO_BOUNDS) -> None:
         """Start the supervisor of this directory. Raises LaunchFailed or one of its kinds."""
 
+    def lacked_program(self, job_id: int, attempt: int) -> bool:
+        """Whether a launched supervisor did not run because its files were missing or not whole.
+
+        Asked where no claim came: it is the host's fault then.
+        """
+
     def attach(self, claim: Claim) -> int | None:
         """A pidfd of the live supervisor that took the claim, None when it is dead.
 
@@ -113,26 +141,17 @@ class DirectLauncher:
 
     filters_devices: ClassVar[bool] = False
 
-    def __init__(self, python: str = sys.executable) -> None:
-        self._command = [python, "-I", "-S", supervisor.__file__, "--detach"]
+    def __init__(self, python: str = sys.executable, program: str = SUPERVISOR) -> None:
+        self._supervisor = [python, "-I", "-S", program]
 
     def launch(self, job_dir: JobDir, bounds: Bounds = NO_BOUNDS) -> None:
         del bounds  # nobody but PID 1 can hold a job to them
-        try:
-            process = subprocess.Popen(
-                [*self._command, os.fspath(job_dir.path)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                env=ENVIRONMENT,
-                cwd="/",
-                start_new_session=True,
-            )
-        except OSError as error:
-            kind = LaunchStorage if error.errno in supervisor.STORAGE_ERRNOS else LaunchFailed
-            raise kind(f"cannot start a process: {error}") from error
-        with process:
+        with spawn([*self._supervisor, "--detach", os.fspath(job_dir.path)]) as process:
             _raise_for(process)
+
+    def lacked_program(self, job_id: int, attempt: int) -> bool:
+        del job_id, attempt
+        return False  # the launch itself has said so
 
     def attach(self, claim: Claim) -> int | None:
         if claim.by != "supervisor" or not is_claim_alive(claim):
@@ -163,7 +182,7 @@ class DirectLauncher:
         self, job_id: int, attempt: int, instance: str, uid: int, started: StartedRecord | None
     ) -> tuple[int, ...]:
         marks = _Marks(job_id, attempt, instance, uid, started)
-        return tuple(pid for pid in supervisor.pids() if marks.match(pid) is not None)
+        return tuple(pid for pid in procfs.pids() if marks.match(pid) is not None)
 
     def kill_leftovers(
         self, job_id: int, attempt: int, instance: str, uid: int, started: StartedRecord | None
@@ -171,12 +190,34 @@ class DirectLauncher:
         deadline_s = time.monotonic() + KILL_DEADLINE_S
         while True:
             marks = _Marks(job_id, attempt, instance, uid, started)
-            pidfds = {
-                pid: pidfd for pid in supervisor.pids() if (pidfd := marks.kill(pid)) is not None
-            }
+            pidfds = {pid: pidfd for pid in procfs.pids() if (pidfd := marks.kill(pid)) is not None}
             _wait_and_close(pidfds.values())
             if not pidfds or time.monotonic() > deadline_s:
                 return tuple(pid for pid in pidfds if marks.match(pid) is not None)
+
+
+def spawn(command: Sequence[str]) -> subprocess.Popen[bytes]:
+    """A process that is told nothing but its words, with its answers to read.
+
+    Raises LaunchStorage, LaunchDeferred or LaunchFailed, by whose fault it is that there is none.
+    """
+    try:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=ENVIRONMENT,
+            cwd="/",
+            start_new_session=True,
+        )
+    except OSError as error:
+        kind = LaunchFailed
+        if error.errno in STORAGE_ERRNOS:
+            kind = LaunchStorage
+        elif error.errno in _DEFERRING_ERRNOS:
+            kind = LaunchDeferred
+        raise kind(f"cannot start {command[0]}: {error}") from error
 
 
 def _raise_for(process: subprocess.Popen[bytes]) -> None:
@@ -186,12 +227,14 @@ def _raise_for(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         raise LaunchFailed(f"no claim after {LAUNCH_DEADLINE_S:.0f} s") from None
-    if process.returncode == supervisor.EXIT_OK:
+    if process.returncode == EXIT_OK:
         return
     text = said[-REASON_BYTES_MAX:].decode("utf-8", "replace").strip()
     reason = text or f"the supervisor ended with status {process.returncode}"
-    if process.returncode == supervisor.EXIT_STORAGE:
+    if process.returncode == EXIT_STORAGE:
         raise LaunchStorage(reason)
+    if process.returncode in (EXIT_NO_PROGRAM, EXIT_UNAVAILABLE):
+        raise LaunchDeferred(reason)
     raise LaunchFailed(reason)
 
 
@@ -211,7 +254,7 @@ class _Marks:
 
     def match(self, pid: int) -> int | None:
         """The start ticks of a live process of the attempt, None of any other."""
-        found = supervisor.process_stat(pid)
+        found = procfs.process_stat(pid)
         if found is None or not found.alive or self._uid not in _uids(pid):
             return None
         if found.session == self._session or self._variables <= _environment(pid):
@@ -240,9 +283,9 @@ def _session_of(started: StartedRecord | None) -> int | None:
     While any process of a session lives, the kernel gives its number to nobody else. A leader with
     other start ticks is a stranger who got the number after the job was gone.
     """
-    if started is None or started.boot_id != supervisor.boot_id():
+    if started is None or started.boot_id != procfs.boot_id():
         return None
-    leader = supervisor.process_stat(started.session)
+    leader = procfs.process_stat(started.session)
     if leader is not None and leader.start_ticks != started.start_ticks:
         return None
     return started.session

@@ -7,7 +7,6 @@ All calls block, for as long as PID 1 takes; they belong in a thread.
 
 from __future__ import annotations
 
-import errno
 import logging
 import math
 import os
@@ -18,29 +17,31 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
-from gpuschedd import supervisor
 from gpuschedd.core.attempt import Claim, StartedRecord
 from gpuschedd.run.job_dir import JobDir, is_claim_alive
 from gpuschedd.run.launchers.direct import (
-    ENVIRONMENT,
     KILL_DEADLINE_S,
     KILL_ROUND_S,
     NO_BOUNDS,
     REASON_BYTES_MAX,
+    SUPERVISOR,
     Bounds,
     DirectLauncher,
     LaunchDeferred,
     LaunchFailed,
-    LaunchStorage,
+    spawn,
 )
+from gpuschedd.supervisor.errors import EXIT_NO_PROGRAM, EXIT_UNAVAILABLE
+from gpuschedd.supervisor.procfs import pids, process_stat
 
 log = logging.getLogger(__name__)
 
 SLICE = "gpusched.slice"
 PROC = Path("/proc")
 PID1_DEADLINE_S = 20.0  # it answers in a few hundredths of a second; reloads may take some
+RESTART_S = 3  # between two tries of PID 1's; it gives up at five in 10 s
 STOP_MARGIN_S = 30  # equal to the grace, PID 1's KILL would race with the exit record
 _UNIT = re.compile(rb"gpusched-job-\d+-\d+\.service")
 
@@ -56,15 +57,20 @@ class SystemdLauncher(DirectLauncher):
     filters_devices: ClassVar[bool] = True
 
     def __init__(
-        self, python: str = sys.executable, run: str = "systemd-run", control: str = "systemctl"
+        self,
+        python: str = sys.executable,
+        program: str = SUPERVISOR,
+        run: str = "systemd-run",
+        control: str = "systemctl",
     ) -> None:
-        super().__init__(python)
-        self._supervisor = [python, "-I", "-S", supervisor.__file__]
+        super().__init__(python, program)
+        self._program = (python, program)
         self._run, self._control = run, control
         self._warned: set[str] = set()
 
     def launch(self, job_dir: JobDir, bounds: Bounds = NO_BOUNDS) -> None:
         """Returns once PID 1 has executed the supervisor; the claim comes a moment later."""
+        self._require_program()
         properties = [word for line in self._properties(bounds) for word in ("-p", line)]
         unit = unit_of(job_dir.job_id, job_dir.attempt)
         command = [
@@ -72,14 +78,33 @@ class SystemdLauncher(DirectLauncher):
             *(f"--unit={unit}", f"--description=gpusched job {job_dir.job_id}", *properties),
             *("--", *self._supervisor, os.fspath(job_dir.path)),
         ]
-        status, said = _ask_pid1(command)
-        if status != 0:
-            raise LaunchFailed(said or f"systemd-run ended with status {status}")
+        answer = _ask_pid1(command)
+        if answer.status != 0:
+            self._require_program()
+            raise LaunchFailed(answer.complaint or f"systemd-run ended with status {answer.status}")
+
+    def _require_program(self) -> None:
+        """Raises LaunchDeferred where PID 1 would find nothing to execute."""
+        for path in self._program:
+            if not os.path.exists(path):
+                raise LaunchDeferred(f"{path} does not exist")
+
+    def lacked_program(self, job_id: int, attempt: int) -> bool:
+        """By PID 1's count of restarts, of which there are no others."""
+        unit = unit_of(job_id, attempt) + ".service"
+        try:
+            answer = _ask_pid1([self._control, "show", "--property=NRestarts", "--value", unit])
+        except LaunchFailed:
+            return False
+        return answer.text.isdecimal() and int(answer.text) > 0
 
     def _properties(self, bounds: Bounds) -> Iterator[str]:
         yield "Type=exec"  # so that a supervisor that cannot be executed is an error here
         yield "KillMode=mixed"
         yield f"TimeoutStopSec={math.ceil(bounds.grace_s) + STOP_MARGIN_S}"
+        # An upgrade that took its files away gives them back; PID 1 alone hears of such an end.
+        yield f"RestartForceExitStatus={EXIT_NO_PROGRAM} {EXIT_UNAVAILABLE}"
+        yield f"RestartSec={RESTART_S}"
         yield "OOMPolicy=continue"
         yield "UMask=0077"
         if bounds.memory_bytes is not None:
@@ -130,36 +155,30 @@ class SystemdLauncher(DirectLauncher):
         return left
 
 
-def _ask_pid1(command: Sequence[str]) -> tuple[int, str]:
-    """Status and words of a command that talks to PID 1. Raises LaunchDeferred, LaunchStorage."""
-    try:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            env=ENVIRONMENT,
-            cwd="/",
-            start_new_session=True,
-        )
-    except OSError as error:
-        kind = LaunchStorage if error.errno in supervisor.STORAGE_ERRNOS else LaunchFailed
-        if error.errno in (errno.EAGAIN, errno.ENOMEM):
-            kind = LaunchDeferred
-        raise kind(f"cannot start {command[0]}: {error}") from error
-    with process:
+class Answer(NamedTuple):
+    """How a command that talks to PID 1 ended, and what it said."""
+
+    status: int
+    text: str
+    complaint: str
+
+
+def _ask_pid1(command: Sequence[str]) -> Answer:
+    """Raises LaunchFailed or one of its kinds where there is no answer."""
+    with spawn(command) as process:
         try:
-            _, said = process.communicate(timeout=PID1_DEADLINE_S)
+            said = process.communicate(timeout=PID1_DEADLINE_S)
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGKILL)
             raise LaunchDeferred(f"PID 1 did not answer in {PID1_DEADLINE_S:.0f} s") from None
-    return process.returncode, said[-REASON_BYTES_MAX:].decode("utf-8", "replace").strip()
+    text, complaint = (raw[-REASON_BYTES_MAX:].decode("utf-8", "replace").strip() for raw in said)
+    return Answer(process.returncode, text, complaint)
 
 
 def _ask_pid1_quietly(command: Sequence[str]) -> int:
     """The status; 1 where PID 1 could not be asked."""
     try:
-        return _ask_pid1(command)[0]
+        return _ask_pid1(command).status
     except LaunchFailed:
         return 1
 
@@ -186,7 +205,7 @@ def _members(unit: str) -> tuple[int, ...]:
         for tree, group in _groups_of(1).items()
     }
     place = f"/{SLICE}/{unit}/".encode()
-    return tuple(pid for pid in supervisor.pids() if _is_below(pid, roots, place) and _lives(pid))
+    return tuple(pid for pid in pids() if _is_below(pid, roots, place) and _lives(pid))
 
 
 def _is_below(pid: int, roots: Mapping[bytes, bytes], place: bytes) -> bool:
@@ -205,5 +224,5 @@ def _groups_of(pid: int) -> dict[bytes, bytes]:
 
 
 def _lives(pid: int) -> bool:
-    found = supervisor.process_stat(pid)
+    found = process_stat(pid)
     return found is not None and found.alive

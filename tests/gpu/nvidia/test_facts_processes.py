@@ -18,6 +18,7 @@ from gpuschedd.gpu.metering import Seen, UseMeter
 from gpuschedd.gpu.nvidia import driver as nvml_driver
 from gpuschedd.gpu.nvidia.source import LIST_FAILURES_MAX
 from gpuschedd.gpu.source import GpuProcess
+from gpuschedd.supervisor.procfs import start_ticks_of
 from tests.support.daemon import until
 from tests.support.fake_nvml.driver import GIB, MIB, UNKNOWN, FakeDriver, uuid_of
 from tests.support.gpus import Judge, Source, held, key
@@ -29,7 +30,7 @@ SELF = os.getpid()
 
 def ticks(pid: int = SELF) -> int:
     """Start of a live process."""
-    found = nvml_driver.start_ticks(pid)
+    found = start_ticks_of(pid)
     assert found is not None
     return found
 

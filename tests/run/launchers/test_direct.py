@@ -14,10 +14,10 @@ from dataclasses import replace
 
 import pytest
 
-from gpuschedd import supervisor
 from gpuschedd.core.attempt import Claim, StartedRecord
 from gpuschedd.run.job_dir import JobDir
 from gpuschedd.run.launchers.direct import DirectLauncher, Launcher, LaunchFailed, LaunchStorage
+from gpuschedd.supervisor.procfs import boot_id, children_of, descendants, process_stat
 from tests.support.jobs import DEADLINE_S, LEADERLESS, Host, is_alive
 
 AS_ROOT = os.geteuid() == 0
@@ -55,7 +55,7 @@ def test_launch_returns_with_the_claim_taken_and_no_child_left(host: Host) -> No
     job = host.start("sleep", "60")
     assert claim_of(job).by == "supervisor"
     assert job.observe().supervisor_alive
-    children = supervisor.children_of(os.getpid())
+    children = children_of(os.getpid())
     assert claim_of(job).pid not in children
 
 
@@ -112,7 +112,7 @@ def test_a_launch_without_a_spec_says_so(host: Host) -> None:
 
 def test_a_launch_that_cannot_start_a_process_says_so(host: Host) -> None:
     job = JobDir.create(host.jobs_root, host.spec("true"))
-    with pytest.raises(LaunchFailed, match="cannot start a process"):
+    with pytest.raises(LaunchFailed, match="cannot start /no/python"):
         DirectLauncher(python="/no/python").launch(job)
 
 
@@ -133,9 +133,9 @@ def test_attach_gives_a_pidfd_that_tells_the_end(host: Host) -> None:
 
 def test_attach_never_takes_a_stranger_for_the_supervisor(host: Host) -> None:
     with subprocess.Popen(["sleep", "60"]) as stranger:
-        found = supervisor.process_stat(stranger.pid)
+        found = process_stat(stranger.pid)
         assert found is not None
-        own = Claim("supervisor", supervisor.boot_id(), stranger.pid, found.start_ticks)
+        own = Claim("supervisor", boot_id(), stranger.pid, found.start_ticks)
         assert host.launcher.attach(replace(own, start_ticks=found.start_ticks + 1)) is None
         assert host.launcher.attach(replace(own, boot_id="before")) is None
         assert host.launcher.attach(replace(own, by="daemon")) is None
@@ -197,9 +197,9 @@ def test_leftovers_of_one_attempt_are_no_others(host: Host) -> None:
 
 def test_a_stranger_in_a_session_of_the_recorded_number_is_left_alone(host: Host) -> None:
     with subprocess.Popen(["sleep", "60"], start_new_session=True) as stranger:
-        found = supervisor.process_stat(stranger.pid)
+        found = process_stat(stranger.pid)
         assert found is not None
-        ticks, boot = found.start_ticks, supervisor.boot_id()
+        ticks, boot = found.start_ticks, boot_id()
         started = StartedRecord(stranger.pid, ticks, stranger.pid, 0.0, 0.0, boot)
         find = host.launcher.leftovers
         args = (1, 1, "instance", os.geteuid())
@@ -217,10 +217,10 @@ def test_descendants_are_found_with_and_without_the_kernel_s_lists(
     job = host.sh("sh -c 'sleep 60; true' & setsid sh -c 'sleep 60; true' & echo up; wait")
     host.wait_output(job, b"up")
     root = claim_of(job).pid
-    host.wait(lambda: True if len(supervisor.descendants(root)) == 5 else None)
-    listed = supervisor.descendants(root)
+    host.wait(lambda: True if len(descendants(root)) == 5 else None)
+    listed = descendants(root)
     monkeypatch.setattr(os.path, "exists", lambda _: False)
-    assert set(supervisor.descendants(root)) == set(listed)
+    assert set(descendants(root)) == set(listed)
 
 
 def test_stop_ends_a_supervisor_that_does_not_obey(host: Host) -> None:

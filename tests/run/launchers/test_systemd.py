@@ -22,7 +22,11 @@ class StandIn:
 
     def __init__(self, place: Path) -> None:
         self.program = place / "systemd-run"
+        self.control = place / "systemctl"
         self.words = place / "words"
+        self.python, self.supervisor = place / "python", place / "__main__.py"
+        self.python.touch()
+        self.supervisor.touch()
         self.job = JobDir(place / "jobs" / "7.2")
         self.answer("exit 0")
 
@@ -32,7 +36,9 @@ class StandIn:
         self.program.chmod(0o755)
 
     def launcher(self) -> SystemdLauncher:
-        return SystemdLauncher(python="/venv/python", run=str(self.program))
+        return SystemdLauncher(
+            str(self.python), str(self.supervisor), str(self.program), str(self.control)
+        )
 
     def asked(self) -> list[str]:
         """Its words."""
@@ -59,11 +65,12 @@ def test_the_line_holds_the_attempt_and_its_bounds_and_nothing_else(run: StandIn
     properties = {asked[index + 1] for index, word in enumerate(asked) if word == "-p"}
     assert properties == {
         *("Type=exec", "KillMode=mixed", "TimeoutStopSec=33", "OOMPolicy=continue", "UMask=0077"),
+        *("RestartForceExitStatus=2 69", "RestartSec=3"),
         *(f"MemoryMax={2**30}", "CPUQuota=150%", "TasksMax=99"),
     }
     *_, python, isolated, no_site, script, place = asked
-    assert (python, isolated, no_site) == ("/venv/python", "-I", "-S")
-    assert script.endswith("supervisor.py")
+    assert (python, isolated, no_site) == (str(run.python), "-I", "-S")
+    assert script == str(run.supervisor)
     assert place == str(run.job.path)
 
 
@@ -99,6 +106,36 @@ def test_a_silent_pid_1_is_the_host_s_fault(run: StandIn, monkeypatch: pytest.Mo
     run.answer("exec sleep 3600")
     with pytest.raises(LaunchDeferred, match="did not answer"):
         run.launcher().launch(run.job)
+
+
+@pytest.mark.parametrize("name", ["python", "__main__.py"])
+def test_a_supervisor_that_is_not_there_is_the_host_s_fault(
+    run: StandIn, tmp_path: Path, name: str
+) -> None:
+    """An upgrade took it away; PID 1 is not even asked, or has just found out."""
+    run.answer(f"rm {tmp_path / name}; echo Failed to find executable >&2; exit 1")
+    with pytest.raises(LaunchDeferred, match=f"{name} does not exist"):
+        run.launcher().launch(run.job)
+    assert run.words.exists()
+    run.words.unlink()
+    with pytest.raises(LaunchDeferred, match=f"{name} does not exist"):
+        run.launcher().launch(run.job)
+    assert not run.words.exists()
+
+
+@pytest.mark.parametrize(
+    ("answer", "lacked"), [("echo 3", True), ("echo 0", False), ("", False), ("exit 1", False)]
+)
+def test_a_supervisor_that_pid_1_started_again_lacked_its_files(
+    run: StandIn, answer: str, lacked: bool
+) -> None:
+    run.control.write_text(f"#!/bin/sh\n{answer}\n")
+    run.control.chmod(0o755)
+    assert run.launcher().lacked_program(7, 2) is lacked
+
+
+def test_a_pid_1_that_cannot_be_asked_blames_nobody(run: StandIn) -> None:
+    assert run.launcher().lacked_program(7, 2) is False
 
 
 def test_without_systemd_run_the_launch_fails_by_name(run: StandIn) -> None:

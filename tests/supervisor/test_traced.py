@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from gpuschedd import supervisor
+import gpuschedd
 from gpuschedd.core.attempt import Orders
 from gpuschedd.core.recovery import Recovery, facts_of, recover
 from gpuschedd.run.job_dir import JobDir
 from gpuschedd.run.launchers.direct import DirectLauncher
+from gpuschedd.supervisor.procfs import children_of
 from tests.support.jobs import Host
 from tests.support.traces import joined_calls
 
@@ -72,13 +73,14 @@ def test_nothing_is_imported_once_the_claim_is_taken(host: Host) -> None:
     assert host.wait_exit(job).oom == "cuda"
     calls = joined_calls(log)
     linked = next(index for index, call in enumerate(calls) if "linkat(" in call)
-    stdlib = os.path.dirname(os.__file__)
-    before = [call for call in calls[:linked] if f'"{stdlib}' in call]
-    after = [call for call in calls[linked:] if f'"{stdlib}' in call or ".so" in call]
+    stdlib, ours = os.path.dirname(os.__file__), os.path.dirname(gpuschedd.__file__)
+    places = (f'"{stdlib}', f'"{ours}')
+    before = [call for call in calls[:linked] if any(place in call for place in places)]
+    after = [call for call in calls[linked:] if any(place in call for place in (*places, ".so"))]
     # Only the interpreter of the script loads anything, after its own execve.
     executed = next(index for index, call in enumerate(calls) if 'execve("/bin/sh"' in call)
     assert before
-    assert [call for call in after if calls.index(call) < executed or stdlib in call] == []
+    assert [call for call in after if calls.index(call) < executed or ".so" not in call] == []
 
 
 @pytest.mark.root
@@ -87,7 +89,7 @@ def test_a_cancel_in_the_set_up_runs_nothing_of_the_user_s(host: Host) -> None:
     hold_up(host, "chdir", host.work, DELAY_S)
     job = begin(host, "touch", "ran")
     claim = host.wait(job.claim)
-    host.wait(lambda: supervisor.children_of(claim.pid) or None)
+    host.wait(lambda: children_of(claim.pid) or None)
     assert job.started() is None
     host.cancel(job)
     end = host.wait_exit(job)
@@ -218,10 +220,11 @@ def test_no_path_of_the_user_s_is_touched_before_the_fork(host: Host) -> None:
 @needs_paths
 def test_a_set_up_that_hangs_is_ended_at_its_deadline(host: Host) -> None:
     """With a deadline of 2 s for 30, and a directory that takes twice that to enter."""
-    place = os.path.dirname(supervisor.__file__)
+    root = os.fspath(Path(gpuschedd.__file__).parent.parent)
     short = (
-        f"import sys; sys.path.insert(0, '{place}'); import supervisor; "
-        "supervisor.SETUP_DEADLINE_S = 2.0; sys.exit(supervisor.main(sys.argv[2:]))"
+        f"import sys; sys.path.append('{root}'); "
+        "from gpuschedd.supervisor import life, start; "
+        "life.SETUP_DEADLINE_S = 2.0; sys.exit(start.main(sys.argv[2:]))"
     )
     inject = f"-P {host.work} -e trace=chdir -e inject=chdir:delay_enter=4000000:when=1"
     wrapper = host.root / "python"

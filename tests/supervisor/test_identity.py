@@ -18,10 +18,13 @@ from typing import Any
 
 import pytest
 
-from gpuschedd import supervisor
 from gpuschedd.run.job_dir import JobDir
 from gpuschedd.run.launchers.direct import DirectLauncher
+from gpuschedd.supervisor.errors import EXIT_SPEC_REFUSED, SetupFailed
+from gpuschedd.supervisor.identity import check_uid, uid_min
+from gpuschedd.supervisor.start import main
 from tests.support.jobs import DEADLINE_S, Host
+from tests.support.observed import Observer, assert_nothing_was_imported
 from tests.support.traces import joined_calls
 
 pytestmark = [
@@ -247,6 +250,20 @@ def test_a_killed_supervisor_leaves_processes_that_are_found_and_killed(host: Sy
     assert host.launcher.leftovers(*args) == ()
 
 
+@pytest.mark.parametrize(
+    ("changes", "code"), [({}, 1), ({"user": "erin", "uid": ERIN}, None), ({"uid": ERIN}, None)]
+)
+def test_nothing_is_loaded_to_become_the_user(
+    host: SystemHost, changes: dict[str, Any], code: int | None
+) -> None:
+    """With accounts, PAM and the look at the output; where the set-up fails, too."""
+    observer = Observer(host)
+    host.use(f"{observer.command} python")
+    job = host.sh("echo CUDA out of memory; exit 1", **changes)
+    assert host.wait_exit(job).code == code
+    assert_nothing_was_imported(observer.seen())
+
+
 @pytest.mark.tool("strace")
 @pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
 def test_no_path_of_the_user_s_is_touched_with_euid_0(host: SystemHost) -> None:
@@ -268,11 +285,11 @@ def test_no_path_of_the_user_s_is_touched_with_euid_0(host: SystemHost) -> None:
 
 def test_the_uid_rules_hold_by_themselves(tmp_path: Path) -> None:
     (tmp_path / "defs").write_text("# UID_MIN 5\nSYS_UID_MIN 100\nUID_MIN\t\t 4000\n")
-    assert supervisor.uid_min(str(tmp_path / "defs")) == 4000
-    assert supervisor.uid_min(str(tmp_path / "none")) == 1000
+    assert uid_min(str(tmp_path / "defs")) == 4000
+    assert uid_min(str(tmp_path / "none")) == 1000
     for uid in (65534, 2**32 - 1, -1):
-        with pytest.raises(supervisor.SetupFailed):
-            supervisor.check_uid(uid, allow_system_uid=True)
+        with pytest.raises(SetupFailed):
+            check_uid(uid, allow_system_uid=True)
 
 
 def test_a_system_spec_under_another_uid_is_refused(host: SystemHost) -> None:
@@ -283,6 +300,6 @@ def test_a_system_spec_under_another_uid_is_refused(host: SystemHost) -> None:
         for path in (job.path, job.path / "spec"):
             os.chown(path, ALICE, ALICE)
         os.setresuid(ALICE, ALICE, ALICE)
-        os._exit(supervisor.main([str(job.path)]))
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == supervisor.EXIT_SPEC_REFUSED
+        os._exit(main([str(job.path)]))
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == EXIT_SPEC_REFUSED
     assert job.claim() is None

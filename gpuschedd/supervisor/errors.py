@@ -1,0 +1,53 @@
+"""What keeps a supervisor from its work: exceptions, exit statuses, and the one way to say it."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+# Exit statuses of the supervisor, for the process that started it.
+EXIT_OK = 0
+EXIT_NO_PROGRAM = 2  # Python's own, where it cannot open the file that it should run
+EXIT_SPEC_REFUSED = 65
+EXIT_NO_SPEC = 66
+EXIT_UNAVAILABLE = 69  # __main__: a file of this folder is missing, cut, or of another version
+EXIT_BUG = 70
+EXIT_STORAGE = 74  # the host's fault: no claim, or a claim and nothing started
+EXIT_CLAIM_LOST = 75
+
+STORAGE_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})
+
+
+class Refused(Exception):
+    """The supervisor will not run this directory; nothing was started."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+class SetupFailed(Exception):
+    """The child could not become the user or open the user's files; the text goes on the job."""
+
+
+class HostClosed(SetupFailed):
+    """PAM lets nobody in for now: no fault of the job's, which must wait."""
+
+
+class ExecFailed(Exception):
+    """The command cannot be executed; code as a shell would give it."""
+
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+
+
+def complain(text: str) -> None:
+    """One line on stderr: the launcher's pipe, later the job directory's log; or the journal."""
+    try:
+        os.write(2, f"gpuschedd supervisor: {text}\n".encode("utf-8", "backslashreplace"))
+    except OSError:
+        pass
+
+
+RECORD_VERSION = 1

@@ -1,0 +1,104 @@
+"""Becoming the user, in the forked child: provably, for ever, or with a reason why not."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+
+from gpuschedd.supervisor.errors import SetupFailed
+from gpuschedd.supervisor.spec import UID_INVALID
+from gpuschedd.supervisor.syscalls import join_new_keyring
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpuschedd.supervisor.pam import Pam
+    from gpuschedd.supervisor.spec import Spec
+
+UID_NOBODY = 65534
+UID_MIN_DEFAULT = 1000
+
+
+def uid_min(path: str = "/etc/login.defs") -> int:
+    try:
+        with open(path, "rb") as file:
+            found = re.search(rb"^\s*UID_MIN\s+(\d+)", file.read(2**20), re.MULTILINE)
+    except OSError:
+        return UID_MIN_DEFAULT
+    return int(found[1]) if found else UID_MIN_DEFAULT
+
+
+def check_uid(uid: int, allow_system_uid: bool) -> None:
+    """SetupFailed unless this uid may run jobs at all."""
+    if uid in (UID_NOBODY, UID_INVALID) or not 0 <= uid < UID_INVALID:
+        raise SetupFailed(f"uid {uid} is nobody's and runs no jobs")
+    if uid < uid_min() and not allow_system_uid:
+        raise SetupFailed(f"uid {uid} is a system account (below UID_MIN {uid_min()})")
+
+
+def account_of(user: str, uid: int) -> pwd.struct_passwd:
+    """The account as it was at submit: name and uid must still belong together."""
+    try:
+        by_name = pwd.getpwnam(user)
+        by_uid = pwd.getpwuid(uid)
+    except KeyError:
+        raise SetupFailed(f"there is no account {user} with uid {uid} any more") from None
+    if by_name.pw_uid != uid or by_uid.pw_name != user:
+        reason = f"account {user} had uid {uid} at submit; now {user} is uid {by_name.pw_uid}"
+        raise SetupFailed(f"{reason} and uid {uid} is {by_uid.pw_name}")
+    return by_name
+
+
+def drop_to(user: str, uid: int, gid: int) -> None:
+    """All groups, gid and uid of the user, for ever; each step is verified."""
+    os.initgroups(user, gid)
+    os.setresgid(gid, gid, gid)
+    os.setresuid(uid, uid, uid)
+    if set(os.getgroups()) != set(os.getgrouplist(user, gid)):
+        raise SetupFailed("the supplementary groups could not be set")
+    if os.getresgid() != (gid, gid, gid) or os.getresuid() != (uid, uid, uid):
+        raise SetupFailed("the identity could not be set")
+    if uid != 0:
+        _require_no_way_back()
+
+
+def _require_no_way_back() -> None:
+    with open("/proc/self/status", "rb") as file:
+        held = re.findall(rb"^Cap(?:Prm|Eff|Amb):\s*([0-9a-f]+)", file.read(), re.MULTILINE)
+    if any(int(mask, 16) for mask in held):
+        raise SetupFailed("capabilities are left after the change of identity")
+    try:
+        os.setuid(0)
+    except PermissionError:
+        return
+    raise SetupFailed("the change of identity can be undone")
+
+
+def set_oom_score(value: int, only_if_below: int | None = None) -> None:
+    """How eagerly the host's OOM killer takes this process; best effort."""
+    try:
+        with open("/proc/self/oom_score_adj", "rb+", buffering=0) as file:
+            if only_if_below is None or int(file.read()) < only_if_below:
+                file.write(b"%d" % value)
+    except OSError:
+        pass
+
+
+def become_user(spec: Spec, pam: Pam | None) -> None:
+    """In system mode the user, with the session where `pam` is given; in user mode we are it."""
+    if os.getpriority(os.PRIO_PROCESS, 0) < 0:
+        os.setpriority(os.PRIO_PROCESS, 0, 0)
+    if not spec.system:
+        return
+    check_uid(spec.uid, spec.allow_system_uid)
+    account = account_of(spec.user, spec.uid)
+    if pam is not None:
+        pam.open_session(spec.user)
+    if os.getpriority(os.PRIO_PROCESS, 0) < 0:
+        os.setpriority(os.PRIO_PROCESS, 0, 0)
+    set_oom_score(0)
+    drop_to(spec.user, spec.uid, account.pw_gid)
+    join_new_keyring()
+
+
+RECORD_VERSION = 1
