@@ -128,3 +128,12 @@ def test_there_is_one_version() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     versions = {gpuschedd.__version__, project["version"], importlib.metadata.version("gpuschedd")}
     assert versions == {gpusched_client.__version__}
+
+
+def test_the_metadata_names_each_python_that_is_tried() -> None:
+    """What the classifiers promise and what is required agree."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = re.findall(r"Python :: (3\.\d+)$", "\n".join(project["classifiers"]), re.MULTILINE)
+    assert project["requires-python"] == f">={named[0]}"
+    workflow = (ROOT / ".github" / "workflows" / "check.yml").read_text()
+    assert named == re.findall(r'"(3\.\d+)"', workflow)
