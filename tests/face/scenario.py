@@ -406,7 +406,8 @@ def _somebody_on_gpu_0(play: Scenario) -> Iterator[None]:
 def _changes(play: Scenario) -> None:
     """Hold, release, update, top, cancel: queued and running."""
     play.gates("long-gate")
-    play.submit("held", "--hold -g 1 -m 8G -t 1h true")
+    asked = "--hold -g 1 -m 8G --exclusive --gpu-model Simulated --topology nvlink"
+    play.submit("held", f"{asked} --mem 1G --cpus 2 --retries 3 -t 1h true")
     play.submit("dropped", "--hold -g 4 -t 1h true")
     play.until_reason("held", "Held")
     play.show("held", "by its owner")
