@@ -1,8 +1,6 @@
 """The daemon: decides who runs next on this host's GPUs, starts the jobs and keeps the books."""
 
-TYPE_CHECKING = (
-    False  # without `typing`: each job's supervisor loads this package, and should not it
-)
+TYPE_CHECKING = False  # not from `typing`: whoever loads this package shall load nothing more
 if TYPE_CHECKING:
     from gpusched_client import __version__ as __version__
 else:

@@ -25,18 +25,18 @@ IMPURE = frozenset(
 )
 #: module -> the only files that may import it.
 OWNERS = {
-    "sqlite3": {"gpuschedd/store.py"},
-    "pynvml": {"gpuschedd/nvml_library.py"},
+    "sqlite3": {"gpuschedd/store/database.py"},
+    "pynvml": {"gpuschedd/gpu/nvidia/library.py"},
     "subprocess": {
-        "gpuschedd/launcher.py",
-        "gpuschedd/systemd_launcher.py",
-        "gpuschedd/install.py",
-        "gpuschedd/nvml.py",
+        "gpuschedd/run/launchers/direct.py",
+        "gpuschedd/run/launchers/systemd.py",
+        "gpuschedd/system/install.py",
+        "gpuschedd/gpu/nvidia/source.py",
         "gpuschedd/supervisor.py",
     },
 }
 #: The supervisor stands alone, without the package around it.
-CLOCK_OWNERS = {"gpuschedd/clock.py", "gpuschedd/supervisor.py"}
+CLOCK_OWNERS = {"gpuschedd/system/clock.py", "gpuschedd/supervisor.py"}
 CLOCK_READINGS = frozenset(
     {
         *(("time", name) for name in ("time", "time_ns", "clock_gettime", "clock_gettime_ns")),
@@ -131,12 +131,12 @@ def test_a_module_opens_with_what_it_owns(path: Path) -> None:
 
 def _commands() -> dict[str, click.Command]:
     """Every command and subcommand by the words that are typed."""
-    from gpusched_client.gcancel import cli as gcancel
-    from gpusched_client.gctl import cli as gctl
-    from gpusched_client.gq import cli as gq
-    from gpusched_client.gsub import cli as gsub
-    from gpuschedd.main import cli as daemon
-    from gpuschedd.simjob import cli as simjob
+    from gpusched_client.commands.gcancel import cli as gcancel
+    from gpusched_client.commands.gctl import cli as gctl
+    from gpusched_client.commands.gq import cli as gq
+    from gpusched_client.commands.gsub import cli as gsub
+    from gpusched_client.commands.simjob import cli as simjob
+    from gpuschedd.cli import cli as daemon
 
     named = {"gsub": gsub, "gq": gq, "gcancel": gcancel, "gctl": gctl}
     named |= {"gpuschedd": daemon, "gpusched-simjob": simjob}

@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from gpuschedd import supervisor
-from gpuschedd.job_dir import JobDir
-from gpuschedd.launcher import DirectLauncher
+from gpuschedd.run.job_dir import JobDir
+from gpuschedd.run.launchers.direct import DirectLauncher
 from tests.support.jobs import DEADLINE_S, Host
 from tests.support.traces import joined_calls
 

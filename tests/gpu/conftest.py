@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from gpuschedd import nvml
-from gpuschedd.config import Nvml
-from gpuschedd.nvml import NvmlGpus
+from gpuschedd.config.keys import Nvml
+from gpuschedd.gpu.nvidia import source as nvml
+from gpuschedd.gpu.nvidia.source import NvmlGpus
 from tests.support.daemon import DaemonProcess, clean_up
 from tests.support.fake_nvml.driver import FakeDriver, build
 from tests.support.gpus import Judge, Source

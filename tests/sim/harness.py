@@ -16,20 +16,28 @@ from types import SimpleNamespace
 from typing import Any
 
 from gpusched_client.errors import GpuschedError
-from gpusched_client.terms import GpuUuid, JobId
-from gpuschedd import config
-from gpuschedd.actions import Actions, Surroundings
-from gpuschedd.books import Changes, GpuRow
-from gpuschedd.clock import SchedulerClock
-from gpuschedd.controller import Controller
+from gpusched_client.terms import GpuUuid, JobId, Launch
+from gpuschedd.config import keys as config
 from gpuschedd.core import admission
+from gpuschedd.core.attempt import (
+    AttemptReport,
+    Claim,
+    EndedRecord,
+    ExitRecord,
+    Observation,
+    Orders,
+    StartedRecord,
+)
 from gpuschedd.core.fairshare import Accounts
 from gpuschedd.core.model import Gpu
-from gpuschedd.job_dir import Claim, Ended, Exit, Observation, Orders, Started
-from gpuschedd.orders import Caller
-from gpuschedd.runner import Key, Sighting
-from gpuschedd.state import State, policy_of
-from gpuschedd.store import Store, StoreFull
+from gpuschedd.gpu.attribution import JobKey
+from gpuschedd.jobs.controller import Controller
+from gpuschedd.jobs.principal import Principal
+from gpuschedd.jobs.state import State, policy_of
+from gpuschedd.run.dispatcher import Actions, Surroundings
+from gpuschedd.store.database import Store, StoreFull
+from gpuschedd.store.records import Changes, GpuRow
+from gpuschedd.system.clock import SchedulerClock
 
 GIB = 2**30
 CARD = 24 * GIB
@@ -57,9 +65,9 @@ class Attempt:
     """A played attempt: what its directory would show."""
 
     claim: Claim | None = None
-    started: Started | None = None
-    ended: Ended | None = None
-    exit: Exit | None = None
+    started: StartedRecord | None = None
+    ended: EndedRecord | None = None
+    exit: ExitRecord | None = None
     is_dead: bool = False  # its supervisor was killed
 
     def seen(self) -> Observation:
@@ -74,7 +82,7 @@ class World:
 
     random: random.Random
     clock: VirtualClock = field(default_factory=VirtualClock)
-    attempts: dict[Key, Attempt] = field(default_factory=dict)
+    attempts: dict[JobKey, Attempt] = field(default_factory=dict)
     ran: dict[int, int] = field(default_factory=dict)  # job -> how often its main process started
     codes: dict[int, int | None] = field(default_factory=dict)  # job -> what its main process left
     agenda: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
@@ -94,23 +102,23 @@ class PlayedRunner:
     def __init__(self, host: Host) -> None:
         self.host, self.world = host, host.world
 
-    def report(self, sighting: Sighting) -> None:
+    def report(self, report: AttemptReport) -> None:
         """To the daemon that lives now."""
-        self.host.actions._report(sighting)
+        self.host.actions._report(report)
 
     def _claim(self, by: Any) -> Claim:
         return Claim(by, "boot", 1, 1)
 
-    def launch(self, key: Key, uid: int, spec: object) -> None:
+    def launch(self, key: JobKey, uid: int, spec: object) -> None:
         del uid, spec
         attempt = self.world.attempts.setdefault(key, Attempt())
         if self.world.random.random() < 0.1:
             attempt.claim = self._claim("daemon")
-            self.report(Sighting(*key, seen=attempt.seen(), launch_error="no such luck"))
+            self.report(AttemptReport(*key, seen=attempt.seen(), launch_error="no such luck"))
             return
         self.world.later(self.world.random.uniform(0.1, 3.0), lambda: self._start(key))
 
-    def _start(self, key: Key) -> None:
+    def _start(self, key: JobKey) -> None:
         attempt = self.world.attempts.get(key)
         if attempt is None or attempt.claim is not None:
             return
@@ -119,7 +127,7 @@ class PlayedRunner:
         if self.world.random.random() < 0.05:
             self._die(key)
             return
-        attempt.started = Started(2, 2, 2, self.world.clock.wall_s(), now, "boot")
+        attempt.started = StartedRecord(2, 2, 2, self.world.clock.wall_s(), now, "boot")
         self.world.ran[key[0]] = self.world.ran.get(key[0], 0) + 1
         self.look(key)
         job = self.host.controller.state.jobs.get(JobId(key[0]))
@@ -127,7 +135,7 @@ class PlayedRunner:
         longest_s = min(400.0, limit_s or 400.0)
         self.world.later(self.world.random.uniform(1.0, longest_s), lambda: self._end(key, "exit"))
 
-    def _end(self, key: Key, cause: str) -> None:
+    def _end(self, key: JobKey, cause: str) -> None:
         attempt = self.world.attempts.get(key)
         if attempt is None or attempt.ended is not None or attempt.is_dead:
             return
@@ -145,14 +153,14 @@ class PlayedRunner:
             "boottime_s": now,
             "boot_id": "boot",
         }
-        attempt.ended = Ended(**common)
+        attempt.ended = EndedRecord(**common)
         self.world.codes[key[0]] = code
         self.look(key)
 
         def gone() -> None:
             if attempt.is_dead:
                 return
-            attempt.exit = Exit(
+            attempt.exit = ExitRecord(
                 **common,
                 finished_at_s=self.world.clock.wall_s(),
                 cpu_user_s=1.0,
@@ -164,7 +172,7 @@ class PlayedRunner:
 
         self.world.later(self.world.random.uniform(0.0, 9.0), gone)
 
-    def _die(self, key: Key) -> None:
+    def _die(self, key: JobKey) -> None:
         """kill -9 of the supervisor: what it has not written is never known."""
         attempt = self.world.attempts.get(key)
         if attempt is not None and attempt.claim is not None and attempt.exit is None:
@@ -179,16 +187,16 @@ class PlayedRunner:
         if alive:
             self._die(self.world.random.choice(alive))
 
-    def look(self, key: Key) -> None:
+    def look(self, key: JobKey) -> None:
         attempt = self.world.attempts.get(key)
         if attempt is not None:
-            self.report(Sighting(*key, seen=attempt.seen()))
+            self.report(AttemptReport(*key, seen=attempt.seen()))
 
-    def order(self, key: Key, orders: Orders) -> None:
+    def order(self, key: JobKey, orders: Orders) -> None:
         if orders.cancel is not None:
             self.world.later(0.2, lambda: self._end(key, "cancelled"))
 
-    def fence(self, key: Key, orders: Orders) -> None:
+    def fence(self, key: JobKey, orders: Orders) -> None:
         attempt = self.world.attempts.setdefault(key, Attempt())
         if attempt.claim is None:
             attempt.claim = self._claim("daemon")
@@ -196,13 +204,13 @@ class PlayedRunner:
         else:
             self.order(key, orders)
 
-    def forget(self, key: Key) -> None:
+    def forget(self, key: JobKey) -> None:
         self.world.attempts.pop(key, None)
 
-    def stop_disobedient(self, key: Key) -> None:
+    def stop_disobedient(self, key: JobKey) -> None:
         del key
 
-    def recover(self, key: Key, orders: Orders) -> None:
+    def recover(self, key: JobKey, orders: Orders) -> None:
         """As at start-up: fence what nobody claimed, order again, look."""
         attempt = self.world.attempts.setdefault(key, Attempt())
         if attempt.claim is None:
@@ -265,7 +273,7 @@ class Host:
         )
         self.controller.restore_accounts(loaded.accounts)
         state.rebuild_queues(clock.now_s())
-        around = Surroundings(self.place, loaded.instance, False, "direct", True, None)
+        around = Surroundings(self.place, loaded.instance, False, Launch.DIRECT, True, None)
         launcher: Any = SimpleNamespace()
         unasked: Any = SimpleNamespace()  # account look-ups belong to launches, which are played
         self.actions = Actions(self.controller, launcher, around, dict, lambda _: None, unasked)
@@ -282,7 +290,7 @@ class Host:
         self.start()
         for job in list(self.controller.state.jobs.values()):
             if job.holds_gpus:
-                from gpuschedd.actions import orders_of
+                from gpuschedd.run.dispatcher import orders_of
 
                 self.runner.recover((job.job_id, job.attempt), orders_of(job))
         await self.settle()
@@ -339,5 +347,5 @@ class Host:
         self.controller.poke()
         await self.settle()
 
-    def caller(self, uid: int) -> Caller:
-        return Caller(uid, f"user{uid}", 1, is_admin=False)
+    def caller(self, uid: int) -> Principal:
+        return Principal(uid, f"user{uid}", 1, is_admin=False)

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from gpusched_client.protocol import JobRequest, JobsRequest, QueueRequest, SubmitRequest
 from gpusched_client.terms import JobState
-from gpuschedd import orders
-from gpuschedd.audience import Audience
-from gpuschedd.budget import Budget
-from gpuschedd.handlers import VIEWS_AT_ONCE, Handlers
-from gpuschedd.store import History
+from gpusched_client.wire.protocol import JobRequest, JobsRequest, QueueRequest, SubmitRequest
+from gpuschedd.api.handlers import VIEWS_AT_ONCE, Handlers
+from gpuschedd.api.limits import Budget
+from gpuschedd.api.subscriptions import Audience
+from gpuschedd.jobs import submit as jobs_submit
+from gpuschedd.store.database import History
 from tests.sim.harness import Host
 
 JOBS = 3 * VIEWS_AT_ONCE
@@ -39,7 +39,7 @@ async def _handlers(host: Host, rest_s: float) -> Handlers:
     owner = host.caller(1001)
     whole = JobRequest(argv=(b"true",), cwd=b"/", environment={}, gpus=1, time_limit_s=60)
     wanted = SubmitRequest(jobs=(whole,) * JOBS)
-    await host.ask(lambda batch: orders.submit(batch, owner, wanted, None))
+    await host.ask(lambda batch: jobs_submit.submit(batch, owner, wanted, None))
     await host.pass_time(5.0)
     history = History(host.store.path)
     outlook: Any = SimpleNamespace(mode="user", own_uid=1001)

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from gpusched_client.terms import GpuUuid, JobId
-from gpuschedd.attribution import JobKey, Stranger
-from gpuschedd.config import Nvml, Sharing
+from gpuschedd.config.keys import Nvml, Sharing
 from gpuschedd.core.model import Gpu
-from gpuschedd.gpus import (
+from gpuschedd.gpu.attribution import JobKey, Stranger
+from gpuschedd.gpu.free_memory import Facts, Holding, Ledger, Standing
+from gpuschedd.gpu.health import HealthBook, rules_of
+from gpuschedd.gpu.source import (
     Accounts,
     GpuInfo,
     GpuProcess,
@@ -21,8 +23,6 @@ from gpuschedd.gpus import (
     Sample,
     Want,
 )
-from gpuschedd.health import HealthBook, rules_of
-from gpuschedd.ledger import Facts, Holding, Ledger, Standing
 
 MIB = 2**20
 GIB = 2**30

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from gpusched_client import Client
-from gpusched_client.capture import job_request
-from gpusched_client.protocol import JobRequest, JobView
+from gpusched_client.submission.request import job_request
+from gpusched_client.wire.protocol import JobRequest, JobView
 from tests.support.box import BIN, Box, build_wheels, install_package
 from tests.support.daemon import until
 

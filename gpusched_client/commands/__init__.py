@@ -1,0 +1,1 @@
+"""What people type, one module a command: parse, one call, render, exit."""

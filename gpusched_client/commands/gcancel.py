@@ -1,0 +1,131 @@
+"""gcancel: end jobs, queued or running alike, or send them a signal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpusched_client.commands.common import (
+    CONTEXT_SETTINGS,
+    VERSION,
+    Command,
+    answer,
+    note,
+    own_uid,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from gpusched_client.client import Client
+    from gpusched_client.wire.protocol import Outcome
+
+
+@click.command(
+    cls=Command,
+    name="gcancel",
+    context_settings=CONTEXT_SETTINGS,
+    epilog="Jobs are written 7, 1-3,7, @ (your last job), @~1 (the one before). Options narrow "
+    "the choice; without ids and without -u they take from your own live jobs.",
+)
+@click.option("-u", "--user", metavar="USER", help="Jobs of this user; `me` is you.")
+@click.option("-t", "--state", metavar="STATES", help="Only jobs in these states, such as PD,R.")
+@click.option("-n", "--name", metavar="NAME", help="Only jobs of this name.")
+@click.option(
+    "-s", "--signal", metavar="SIG", help="Send this signal (USR1, 10) instead of ending."
+)
+@click.option("--reason", metavar="TEXT", help="Why; kept with the job.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
+@VERSION
+@click.argument("words", nargs=-1, metavar="[IDS]...")
+def cli(words: tuple[str, ...], **options: Any) -> int:
+    """Cancel jobs. A job that has ended already is no error."""
+    filters = any(options[name] is not None for name in ("user", "state", "name"))
+    if not words and not filters:
+        raise click.UsageError("no jobs; name ids, or choose with -u, --state or --name.")
+    signal = None if options["signal"] is None else _signal_number(options["signal"])
+    from gpusched_client.client import Client
+
+    with Client() as client:
+        ids = _chosen_ids(client, words, filters, options)
+        outcomes = _cancel(client, ids, signal, options["reason"])
+    return _report(outcomes, options["as_json"])
+
+
+def _signal_number(text: str) -> int:
+    """A signal by number or by name, with or without SIG."""
+    import signal
+
+    if text.isdecimal() and 1 <= int(text) <= 64:
+        return int(text)
+    name = text.upper()
+    name = name if name.startswith("SIG") else f"SIG{name}"
+    try:
+        return signal.Signals[name].value
+    except KeyError:
+        raise click.BadParameter(
+            f"{text!r} is no signal; use a name such as USR1 or a number from 1 to 64",
+            param_hint="--signal",
+        ) from None
+
+
+def _chosen_ids(
+    client: Client, words: Sequence[str], filters: bool, options: dict[str, Any]
+) -> Sequence[int]:
+    """The ids that are named, narrowed by the filters; or all live jobs that pass them."""
+    from gpusched_client.commands.lookup import live_ids, recent_ids
+    from gpusched_client.commands.selectors import parse_ids
+
+    named = parse_ids(words, lambda count: recent_ids(client, count)) if words else None
+    if not filters:
+        return named or ()
+    user = options["user"]
+    if user == "me" or (user is None and named is None):
+        user = str(own_uid())
+    passing = live_ids(client, user=user, states=_states(options["state"]), name=options["name"])
+    if named is None:
+        return passing
+    chosen = set(passing)
+    return [job_id for job_id in named if job_id in chosen]
+
+
+def _states(text: str | None) -> Any:
+    from gpusched_client.commands.selectors import parse_states
+
+    return None if text is None else parse_states(text)
+
+
+def _cancel(
+    client: Client, ids: Sequence[int], signal: int | None, reason: str | None
+) -> list[Outcome]:
+    from gpusched_client.wire.protocol import IDS_MAX
+
+    outcomes: list[Outcome] = []
+    for start in range(0, len(ids), IDS_MAX):
+        part = ids[start : start + IDS_MAX]
+        outcomes.extend(client.cancel(part, signal=signal, reason=reason))
+    return outcomes
+
+
+def _report(outcomes: Iterable[Outcome], as_json: bool) -> int:
+    """One line a job; the status is that of the first job that could not be cancelled."""
+    from gpusched_client.errors import BY_CODE, Internal
+    from gpusched_client.output.render import json_text, printable, refusal_text
+
+    outcomes = list(outcomes)
+    failed = [outcome for outcome in outcomes if outcome.code is not None]
+    if as_json:
+        answer(json_text({"outcomes": outcomes}))
+    elif not outcomes:
+        note("gcancel: no job matches")
+    for outcome in outcomes:
+        if outcome.code is not None:
+            note(f"gcancel: {refusal_text(outcome)}")
+        elif not as_json:
+            answer(f"job {outcome.job_id}: {printable(outcome.text or 'cancelled')}\n")
+    return BY_CODE.get(str(failed[0].code), Internal).exit_status if failed else 0
+
+
+if __name__ == "__main__":
+    cli()

@@ -1,0 +1,283 @@
+"""gctl: what administrators do, and what owners do to their own queued jobs. One call a command."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpusched_client.commands.common import (
+    CONTEXT_SETTINGS,
+    MEMORY,
+    TIME_LIMIT,
+    VERSION,
+    Group,
+    Whole,
+    answer,
+    note,
+    terminal_width,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from gpusched_client.client import Client
+    from gpusched_client.wire.protocol import Outcome
+
+EXIT_PROBLEMS = 1
+_AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
+_JOBS = click.argument("words", nargs=-1, required=True, metavar="IDS...")
+
+
+@click.group(
+    cls=Group,
+    name="gctl",
+    context_settings=CONTEXT_SETTINGS,
+    epilog="Jobs are written 7, 1-3,7, @ (your last job). Owners may hold, release, update and top "
+    "their own jobs; the rest is for root and the admin group.",
+)
+@VERSION
+def cli() -> None:
+    """Administer the scheduler; hold, release and change jobs."""
+
+
+# ------------------------------------------------------------------------------------- GPUs
+
+
+@cli.command(context_settings=CONTEXT_SETTINGS)
+@click.argument("gpu", metavar="GPU")
+@click.option("--reason", metavar="TEXT", default="by an admin", help="Why; shown to who waits.")
+def drain(gpu: str, reason: str) -> int:
+    """Let GPU (index or UUID) take no more jobs; those on it go on."""
+    with _client() as client:
+        _say_gpu(client.drain(gpu, reason))
+    return 0
+
+
+@cli.command(context_settings=CONTEXT_SETTINGS)
+@click.argument("gpu", metavar="GPU")
+def resume(gpu: str) -> int:
+    """Put GPU back into service."""
+    with _client() as client:
+        _say_gpu(client.resume(gpu))
+    return 0
+
+
+@cli.group(context_settings=CONTEXT_SETTINGS)
+def gpus() -> None:
+    """Let go of the driver and take it back, to change MIG modes or reset a GPU."""
+
+
+@gpus.command("release", context_settings=CONTEXT_SETTINGS)
+@click.option("--reason", metavar="TEXT", default="for maintenance", help="Shown to who waits.")
+def gpus_release(reason: str) -> int:
+    """Close the driver. Running jobs go on; no job starts until `gctl gpus resume`."""
+    with _client() as client:
+        result = client.gpus_release(reason)
+    busy = sorted({job for gpu in result.gpus for job in gpu.jobs})
+    still = f"; {_jobs(busy)} still use{'s' if len(busy) == 1 else ''} it" if busy else ""
+    answer(f"the driver is released{still}\n")
+    return 0
+
+
+@gpus.command("resume", context_settings=CONTEXT_SETTINGS)
+def gpus_resume() -> int:
+    """Open the driver again, with the GPUs and slices that there are now."""
+    from gpusched_client.output.render import gpus_table, printable
+
+    with _client() as client:
+        result = client.gpus_resume()
+    answer(gpus_table(result.gpus, terminal_width()))
+    if result.problem is not None:
+        note(f"gctl: {printable(result.problem)}")
+    return 0 if result.problem is None else EXIT_PROBLEMS
+
+
+def _say_gpu(gpu: Any) -> None:
+    from gpusched_client.output.render import printable
+
+    reason = f": {printable(gpu.reason)}" if gpu.reason else ""
+    jobs = f"; runs {_jobs(gpu.jobs)}" if gpu.jobs else ""
+    answer(f"GPU {gpu.index}: {printable(gpu.state)}{reason}{jobs}\n")
+
+
+def _jobs(job_ids: Sequence[int]) -> str:
+    """As "job 7" or "jobs 7, 9"."""
+    return f"job{'' if len(job_ids) == 1 else 's'} {', '.join(map(str, job_ids))}"
+
+
+# ------------------------------------------------------------------------------------- jobs
+
+
+@cli.command(context_settings=CONTEXT_SETTINGS)
+@_JOBS
+@_AS_JSON
+def hold(words: tuple[str, ...], as_json: bool) -> int:
+    """Let queued jobs wait until they are released."""
+    return _update(words, as_json, hold=True)
+
+
+@cli.command(context_settings=CONTEXT_SETTINGS)
+@_JOBS
+@_AS_JSON
+def release(words: tuple[str, ...], as_json: bool) -> int:
+    """Let held jobs run when their turn comes.
+
+    Their waiting time begins anew.
+    """
+    return _update(words, as_json, hold=False)
+
+
+@cli.command(context_settings=CONTEXT_SETTINGS)
+@_JOBS
+@click.option("-t", "--time", "time_limit", type=TIME_LIMIT, metavar="TIME", help="New limit.")
+@click.option(
+    "--nice",
+    type=Whole(-1000, 1000),
+    metavar="N",
+    help="New nice value; owners may only raise it.",
+)
+@click.option("-J", "--name", metavar="NAME", help="New name.")
+@click.option("-m", "--vram", type=MEMORY, metavar="SIZE", help="New VRAM of a queued job.")
+@_AS_JSON
+def update(words: tuple[str, ...], as_json: bool, **changes: Any) -> int:
+    """Change jobs. A running job's limit may grow as far as no promised start moves later."""
+    if all(value is None for value in changes.values()):
+        raise click.UsageError("nothing to change; give --time, --nice, --name or --vram.")
+    return _update(words, as_json, **changes)
+
+
+@cli.command(context_settings=CONTEXT_SETTINGS)
+@click.argument("word", metavar="ID")
+@_AS_JSON
+def top(word: str, as_json: bool) -> int:
+    """Put a queued job before your own others.
+
+    An admin puts it before everybody's.
+    """
+    with _client() as client:
+        (job_id, *others) = _ids(client, [word])
+        if others:
+            raise click.UsageError("only one job can be first; name one.")
+        return _report([client.top(job_id)], as_json)
+
+
+def _update(words: Sequence[str], as_json: bool, **changes: Any) -> int:
+    from gpusched_client.wire.protocol import IDS_MAX
+
+    outcomes: list[Outcome] = []
+    with _client() as client:
+        ids = _ids(client, words)
+        for start in range(0, len(ids), IDS_MAX):
+            outcomes.extend(client.update(ids[start : start + IDS_MAX], **changes))
+    return _report(outcomes, as_json)
+
+
+def _ids(client: Client, words: Sequence[str]) -> Sequence[int]:
+    from gpusched_client.commands.lookup import recent_ids
+    from gpusched_client.commands.selectors import parse_ids
+
+    return parse_ids(words, lambda count: recent_ids(client, count))
+
+
+def _report(outcomes: Iterable[Outcome], as_json: bool) -> int:
+    """One line a job; the status is that of the first job that was not changed."""
+    from gpusched_client.errors import BY_CODE, Internal
+    from gpusched_client.output.render import json_text, printable, refusal_text
+
+    outcomes = list(outcomes)
+    if as_json:
+        answer(json_text({"outcomes": outcomes}))
+    for outcome in outcomes:
+        if outcome.code is not None:
+            note(f"gctl: {refusal_text(outcome)}")
+        elif not as_json:
+            answer(f"job {outcome.job_id}: {printable(outcome.text)}\n")
+    failed = [outcome for outcome in outcomes if outcome.code is not None]
+    return BY_CODE.get(str(failed[0].code), Internal).exit_status if failed else 0
+
+
+# ----------------------------------------------------------------------------------- daemon
+
+
+@cli.command(context_settings=CONTEXT_SETTINGS)
+def reload() -> int:
+    """Read the configuration again; a bad one changes nothing."""
+    with _client() as client:
+        changed = client.reload()
+    answer("".join([f"changed {key}\n" for key in changed]) or "nothing has changed\n")
+    return 0
+
+
+@cli.command(context_settings=CONTEXT_SETTINGS)
+@_AS_JSON
+def status(as_json: bool) -> int:
+    """Show the daemon's health.
+
+    The exit status is 1 where something needs a person.
+    """
+    import time
+
+    from gpusched_client.output.render import json_text, status_text
+
+    with _client() as client:
+        found = client.status()
+    answer(json_text(found) if as_json else status_text(found, time.time(), terminal_width()))
+    return EXIT_PROBLEMS if found.problems else 0
+
+
+@cli.command(context_settings=CONTEXT_SETTINGS)
+@click.argument("file", type=click.Path(dir_okay=False))
+@click.option("--force", is_flag=True, help="Replace FILE if it exists.")
+def backup(file: str, force: bool) -> int:
+    """Write a copy of the database to FILE.
+
+    It is consistent, and made while the daemon runs. For root alone: the copy holds the
+    environments of waiting jobs, so FILE is readable by its owner only.
+    """
+    from pathlib import Path
+
+    from gpusched_client.errors import Conflict
+
+    target = Path(file)
+    if target.exists() and not force:
+        raise Conflict(f"{target} exists; choose another name, or replace it with --force")
+    with _client() as client:
+        size = _write(target, client)
+    from gpusched_client.units import bytes_text
+
+    answer(f"{target}: {bytes_text(size)}\n")
+    return 0
+
+
+def _write(target: Path, client: Client) -> int:
+    """The pieces, into a file that gets its name when it is whole and durable; its size."""
+    partial = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(target)) from error
+    try:
+        size = 0
+        with open(descriptor, "wb") as copy:
+            for piece in client.backup():
+                size += copy.write(piece)
+            copy.flush()
+            os.fsync(copy.fileno())
+        os.replace(partial, target)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    return size
+
+
+def _client() -> Client:
+    from gpusched_client.client import Client
+
+    return Client()
+
+
+if __name__ == "__main__":
+    cli()

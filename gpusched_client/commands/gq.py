@@ -1,0 +1,299 @@
+"""gq: who runs, who waits and why; one job in full; the GPUs; the fair-share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpusched_client.commands.common import (
+    CONTEXT_SETTINGS,
+    VERSION,
+    Command,
+    Whole,
+    answer,
+    note,
+    own_uid,
+    terminal_width,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from gpusched_client.client import Client
+    from gpusched_client.output.render import View
+    from gpusched_client.wire.protocol import JobView
+
+RECENT_S = 600  # ended jobs stay visible for so long
+SHOWN_MAX = 50
+PAGES_MAX = 20  # that are turned back to find the oldest waiting jobs
+
+
+@click.command(
+    cls=Command,
+    name="gq",
+    context_settings=CONTEXT_SETTINGS,
+    epilog="Jobs are written 7, 1-3,7, @ (your last job), @~1 (the one before). "
+    "A * marks your own.",
+)
+@click.option("--me", is_flag=True, help="Only your jobs.")
+@click.option("-u", "--user", metavar="USERS", help="Only jobs of these users.")
+@click.option("-t", "--state", metavar="STATES", help="Only these states, such as PD,R or final.")
+@click.option("--name", metavar="NAME", help="Only jobs of this name.")
+@click.option(
+    "-n",
+    "--limit",
+    type=Whole(1, 1000),
+    metavar="N",
+    help="Show so many (50; with --json 1000).",
+)
+@click.option("-o", "--format", "columns", metavar="COLUMNS", help="Such as JOBID,NAME,ST,EXIT.")
+@click.option("--status", metavar="ID", help="One word: running, success or failed.")
+@click.option("--gpus", is_flag=True, help="The GPUs instead of the jobs.")
+@click.option("--usage", is_flag=True, help="Fair-share: usage, share and factor of each user.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
+@VERSION
+@click.argument("words", nargs=-1, metavar="[IDS]...")
+def cli(words: tuple[str, ...], **options: Any) -> int:
+    """Show everybody's live jobs and those that ended in the last 10 minutes.
+
+    With one id, explain that job: why it waits, when it starts, how it ended.
+    """
+    _check(words, options)
+    from gpusched_client.client import Client
+
+    with Client() as client:
+        if options["gpus"]:
+            _gpus(client, options)
+        elif options["usage"]:
+            _usage(client, options)
+        elif options["status"] is not None:
+            _status(client, options)
+        elif words:
+            _named(client, words, options)
+        else:
+            _listing(client, options)
+    return 0
+
+
+def _check(words: Sequence[str], options: dict[str, Any]) -> None:
+    """Refuse questions that exclude each other, before anybody is asked."""
+    kinds = [name for name in ("gpus", "usage", "status") if options[name]]
+    filters = [name for name in ("me", "user", "state", "name", "limit") if options[name]]
+    if len(kinds) + bool(words) > 1:
+        raise click.UsageError("ids, --gpus, --usage and --status exclude each other.")
+    if (kinds or words) and filters:
+        raise click.UsageError(f"--{filters[0]} narrows the list of jobs and fits nothing else.")
+    if options["me"] and options["user"]:
+        raise click.UsageError("--me and -u exclude each other.")
+
+
+def _view() -> View:
+    import time
+
+    from gpusched_client.output.render import View
+
+    return View(now_s=time.time(), uid=own_uid(), width=terminal_width())
+
+
+def _gpus(client: Client, options: dict[str, Any]) -> None:
+    from gpusched_client.output.render import gpus_table, json_text, printable
+
+    result = client.gpus_result()
+    gpus = result.gpus
+    answer(json_text({"gpus": gpus}) if options["as_json"] else gpus_table(gpus, terminal_width()))
+    if result.problem is not None:
+        note(f"gq: {printable(result.problem)}")
+
+
+def _usage(client: Client, options: dict[str, Any]) -> None:
+    from gpusched_client.output.render import json_text, usage_table
+
+    users = client.usage()
+    as_json = options["as_json"]
+    answer(json_text({"users": users}) if as_json else usage_table(users, terminal_width()))
+
+
+def _ids(client: Client, words: Iterable[str]) -> tuple[int, ...]:
+    from gpusched_client.commands.lookup import recent_ids
+    from gpusched_client.commands.selectors import parse_ids
+
+    return parse_ids(words, lambda count: recent_ids(client, count))
+
+
+def _status(client: Client, options: dict[str, Any]) -> None:
+    from gpusched_client.output.render import json_text, status_word
+
+    ids = _ids(client, [options["status"]])
+    if len(ids) != 1:
+        named = f"{options['status']!r} names {len(ids)} jobs; name one"
+        raise click.BadParameter(named, param_hint="--status")
+    word = status_word(client.job(ids[0]))
+    answer(json_text({"status": word}) if options["as_json"] else f"{word}\n")
+
+
+def _named(client: Client, words: Sequence[str], options: dict[str, Any]) -> None:
+    """One job in full, or a table of several."""
+    ids = _ids(client, words)
+    if len(ids) == 1 and options["columns"] is None:
+        from gpusched_client.output.render import job_detail, json_text
+
+        job = client.job(ids[0])
+        answer(json_text(job) if options["as_json"] else job_detail(job, _view()))
+        return
+    from gpusched_client.errors import Invalid, NotFound
+    from gpusched_client.wire.protocol import IDS_MAX
+
+    if len(ids) > IDS_MAX:
+        raise Invalid(f"{len(ids)} jobs; the limit is {IDS_MAX} at once")
+    result = client.jobs(ids)
+    _show(sorted(result.jobs, key=lambda job: job.job_id), len(result.jobs), options)
+    missing = sorted(set(ids) - {job.job_id for job in result.jobs})
+    if missing:
+        raise NotFound(f"no such job: {', '.join(map(str, missing[:10]))}")
+
+
+def _listing(client: Client, options: dict[str, Any]) -> None:
+    limit = options["limit"] or (1000 if options["as_json"] else SHOWN_MAX)
+    filters = _filters(options)
+    # States that are asked for by name are shown however old they are.
+    recent_s = RECENT_S if filters["states"] is None else None
+    result = client.jobs(ended_within_s=recent_s, **filters)
+    jobs = sorted(result.jobs, key=_listing_order)
+    states = filters["states"]
+    if result.total > len(jobs) and (states is None or all(state.is_live for state in states)):
+        jobs = _head_of_long_list(client, filters, jobs, limit)
+    _show(_first_of(jobs, limit), result.total, options)
+    if not jobs:
+        _tell_unknown(filters["users"] or ())
+
+
+def _tell_unknown(users: Iterable[str]) -> None:
+    """An empty list may be due to a slip in a name; who has gone still has jobs on record."""
+    import pwd
+
+    for user in users:
+        if not user.isdecimal():
+            try:
+                pwd.getpwnam(user)
+            except KeyError:
+                note(f"gq: no user is named {user!r} here")
+
+
+def _first_of(jobs: Sequence[JobView], limit: int) -> Sequence[JobView]:
+    """The first live jobs and, where there is room for more, the newest of those that ended."""
+    live = [job for job in jobs if job.state.is_live]
+    ended = jobs[len(live) :]
+    room = max(0, limit - len(live))
+    return [*live[:limit], *ended[max(0, len(ended) - room) :]]
+
+
+def _filters(options: dict[str, Any]) -> dict[str, Any]:
+    """What the daemon is to filter by."""
+    from gpusched_client.commands.selectors import parse_states
+
+    users = [str(own_uid())] if options["me"] else None
+    if options["user"]:
+        users = [
+            str(own_uid()) if user == "me" else user.strip() for user in options["user"].split(",")
+        ]
+    states = parse_states(options["state"]) if options["state"] else None
+    return {"users": users, "states": states, "name": options["name"]}
+
+
+def _head_of_long_list(
+    client: Client, filters: dict[str, Any], newest: Sequence[JobView], limit: int
+) -> list[JobView]:
+    """What runs, the head of the queue, what has ended: the newest alone would tell least."""
+    from gpusched_client.terms import JobState
+
+    def wanted(*states: JobState) -> list[JobState]:
+        return [
+            state for state in states if filters["states"] is None or state in filters["states"]
+        ]
+
+    active = wanted(JobState.RUNNING, JobState.COMPLETING, JobState.CONFIGURING)
+    running = client.jobs(**{**filters, "states": active}).jobs if active else ()
+    waiting: Sequence[JobView] = ()
+    if wanted(JobState.PENDING):
+        if filters["users"] is None and filters["name"] is None:
+            waiting = client.queue(limit=limit).jobs
+        else:
+            waiting = _first_waiting(client, filters, newest)
+    ended = [job for job in newest if not job.state.is_live]
+    return [*sorted(running, key=_listing_order), *waiting, *ended]
+
+
+def _first_waiting(
+    client: Client, filters: dict[str, Any], newest: Sequence[JobView]
+) -> list[JobView]:
+    """The oldest waiting jobs that pass: a user's own list is mostly in that order."""
+    from gpusched_client.terms import JobState
+    from gpusched_client.wire.protocol import RESPONSE_JOBS_MAX
+
+    found: list[JobView] = []
+    before_id: int | None = None
+    for _ in range(PAGES_MAX):
+        wanted = {**filters, "states": [JobState.PENDING]}
+        page = client.jobs(**wanted, before_id=before_id).jobs
+        found = [*page, *found][:RESPONSE_JOBS_MAX]
+        if len(page) < RESPONSE_JOBS_MAX:
+            return sorted(found, key=_listing_order)
+        before_id = page[0].job_id
+    return [job for job in newest if job.state is JobState.PENDING]
+
+
+_RANK = {"RUNNING": 0, "COMPLETING": 0, "CONFIGURING": 0, "PENDING": 1}
+
+
+def _listing_order(job: JobView) -> tuple[int, float, int]:
+    """Running first, then the queue in its order, then what has ended, newest end last."""
+    rank = _RANK.get(job.state.value, 2)
+    place = float("inf") if job.queue_position is None else job.queue_position
+    if rank == 0:
+        place = 0
+    if rank == 2:
+        place = job.ended_at_s or 0
+    return rank, place, job.job_id
+
+
+def _show(jobs: Sequence[JobView], total: int, options: dict[str, Any]) -> None:
+    from gpusched_client.output.render import jobs_table, json_text
+
+    if options["as_json"]:
+        answer(json_text({"jobs": jobs, "total": total}))
+        return
+    answer(jobs_table(jobs, _view(), _columns(options["columns"])))
+    if len(jobs) < total:
+        note(f"showing {len(jobs)} of {total}")
+
+
+# squeue's letters for those whose fingers know them
+_LETTERS = {
+    "i": "JOBID", "A": "JOBID", "j": "NAME", "u": "USER", "t": "ST", "T": "STATE", "M": "ELAPSED",
+    "l": "LIMIT", "S": "START", "R": "GPU/REASON", "r": "REASON", "b": "GPUS", "Q": "PRIORITY",
+    "V": "SUBMITTED", "e": "ENDED", "o": "COMMAND", "Z": "DIRECTORY", "U": "UID", "y": "NICE",
+}  # fmt: skip
+
+
+def _columns(text: str | None) -> Sequence[str]:
+    """Columns by name, separated by commas or spaces, or by squeue's letters ("%i %j %t")."""
+    from gpusched_client.output.render import COLUMNS, DEFAULT_COLUMNS
+
+    if text is None:
+        return DEFAULT_COLUMNS
+    columns = []
+    for word in text.replace(",", " ").split():
+        name = _LETTERS.get(word.lstrip("%.0123456789")) if word.startswith("%") else word.upper()
+        if name not in COLUMNS:
+            raise click.BadParameter(
+                f"{word!r} is no column; use {', '.join(COLUMNS)}", param_hint="--format"
+            )
+        columns.append(name)
+    if not columns:
+        raise click.BadParameter("no column", param_hint="--format")
+    return columns
+
+
+if __name__ == "__main__":
+    cli()

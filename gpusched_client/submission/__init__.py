@@ -1,0 +1,1 @@
+"""From what a person or a script asks for to one job request."""

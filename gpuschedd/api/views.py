@@ -1,0 +1,266 @@
+"""What the wire shows of jobs and GPUs: response messages out of the controller's state. No I/O."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from gpusched_client.terms import GpuUuid, JobId, JobState
+from gpusched_client.units import bytes_text
+from gpusched_client.wire import protocol
+from gpusched_client.wire.protocol import GpuUseView, GpuView, JobEvent, JobView
+from gpuschedd.core.job import Job
+from gpuschedd.core.model import ExpectedStart, Gpu, Reason
+from gpuschedd.gpu.metering import next_vram_bytes, verdict
+from gpuschedd.gpu.source import UsedGpu
+from gpuschedd.jobs.gates import waiting_reason
+from gpuschedd.jobs.state import State
+from gpuschedd.jobs.submit import limit_on_wire
+from gpuschedd.run.environment import DEFAULT_OUTPUT
+from gpuschedd.store.records import Brief, Event, GpuUse, Payload, peak_of
+from gpuschedd.system.clock import SchedulerClock
+
+COMMAND_CHARS_MAX = 300
+
+
+def job_view(
+    state: State,
+    clock: SchedulerClock,
+    job: Job,
+    expected: Mapping[JobId, ExpectedStart],
+    *,
+    own: bool,
+    hides_name: bool,
+) -> JobView:
+    """One job without its request. `own`: the caller may change it.
+
+    The words about an end are for the own ones alone: they name directories, logs and programs.
+    """
+    indices = state.gpu_index_of()
+    uuids = tuple(grant.uuid for grant in job.grants)
+    view = JobView(
+        job_id=job.job_id,
+        state=job.state,
+        reason=_reason(state, clock, job),
+        user=job.user,
+        uid=job.uid,
+        name=None if hides_name else job.name,
+        gpus=job.request.gpus,
+        vram_bytes=job.request.vram_bytes,
+        gpu_model=job.request.gpu_model,
+        exclusive=job.request.exclusive,
+        topology=None if job.request.topology == "any" else str(job.request.topology),
+        memory_bytes=job.memory_bytes,
+        cpus=job.cpus,
+        time_limit_s=limit_on_wire(job.request.time_limit_s),
+        nice=job.nice,
+        hold=job.hold is not None,
+        retries=job.retries,
+        attempt=job.attempt,
+        submitted_at_s=job.submitted_at_s,
+        started_at_s=job.started_at_s,
+        ended_at_s=job.ended_at_s,
+        gpu_indices=tuple(sorted(indices.get(uuid, -1) for uuid in uuids)) if uuids else None,
+        gpu_uuids=uuids or None,
+        exit_code=job.exit_code,
+        exit_signal=job.exit_signal,
+        cause=str(job.cause) if job.cause else None,
+        cause_detail=job.cause_detail if own else None,
+        cpu_user_s=job.cpu_user_s,
+        cpu_system_s=job.cpu_system_s,
+        max_rss_bytes=job.max_rss_bytes,
+    )
+    if job.state is not JobState.PENDING:
+        return view
+    return _with_plan(state, clock, job, expected, view)
+
+
+def _with_plan(
+    state: State,
+    clock: SchedulerClock,
+    job: Job,
+    expected: Mapping[JobId, ExpectedStart],
+    view: JobView,
+) -> JobView:
+    """The parts that the last pass knows of a waiting job."""
+    promise, walked = state.promise, expected.get(job.job_id)
+    start_s = walked.start_s if walked is not None else None
+    promised = promise.start_by_s if promise and promise.job_id == job.job_id else None
+    if state.reservation is not None and state.reservation.job_id == job.job_id:
+        start_s = state.reservation.start_s
+    parts = state.plan.priorities.get(job.job_id) if state.plan is not None else None
+    return replace(
+        view,
+        expected_start_s=None if start_s is None else clock.to_wall_s(start_s),
+        promised_start_s=None if promised is None else clock.to_wall_s(promised),
+        priority=None if parts is None else parts.priority,
+    )
+
+
+def with_brief(view: JobView, brief: Brief) -> JobView:
+    """What lists show of a request: a long command is cut, and then has no argv."""
+    has_script = brief.script_bytes is not None
+    return replace(
+        view,
+        command=command_line(brief.argv, has_script=has_script, is_cut=not brief.whole),
+        cwd=brief.cwd,
+        argv=brief.argv if brief.whole else None,
+        script_bytes=brief.script_bytes,
+    )
+
+
+def with_request(view: JobView, payload: Payload | None) -> JobView:
+    """The request's own words, for the owner and admins."""
+    if payload is None:
+        return view
+    return replace(
+        view,
+        command=command_line(payload.argv, has_script=payload.script is not None),
+        cwd=payload.cwd,
+        output=payload.output or DEFAULT_OUTPUT,
+        error=payload.error,
+        argv=payload.argv,
+        script_bytes=None if payload.script is None else len(payload.script),
+    )
+
+
+def with_use(view: JobView, state: State, job: Job, uses: Sequence[GpuUse]) -> JobView:
+    """Declared against actual, so far or in the end."""
+    if not uses:
+        return view
+    indices = state.gpu_index_of()
+    peak = peak_of(uses)
+    largest = max(uses, key=lambda use: use.peak_bytes or -1)
+    busy = [use.utilization for use in uses if use.utilization is not None]
+    joules = [use.energy_j for use in uses if use.energy_j is not None]
+    judged = verdict(job.request.vram_bytes, peak, job.state, state.config.sharing.tolerance)
+    return replace(
+        view,
+        vram_peak_bytes=peak,
+        vram_peak_source=largest.peak_source,
+        vram_verdict=judged,
+        vram_next_bytes=next_vram_bytes(uses),
+        gpu_utilization=sum(busy) / len(busy) if busy else None,
+        gpu_seconds=_gpu_seconds(job),
+        energy_j=sum(joules) if joules else None,
+        gpu_uses=tuple(
+            GpuUseView(
+                gpu_uuid=use.gpu_uuid,
+                gpu_index=indices.get(use.gpu_uuid),
+                peak_bytes=use.peak_bytes,
+                peak_upper_bytes=use.peak_upper_bytes,
+                peak_source=use.peak_source,
+                utilization=use.utilization,
+                energy_j=use.energy_j,
+            )
+            for use in sorted(uses, key=lambda use: indices.get(use.gpu_uuid, -1))
+        ),
+    )
+
+
+def _gpu_seconds(job: Job) -> float | None:
+    if job.started_at_s is None or job.ended_at_s is None:
+        return None
+    return max(0.0, job.ended_at_s - job.started_at_s) * len(job.grants)
+
+
+def command_line(argv: Sequence[bytes], *, has_script: bool, is_cut: bool = False) -> str:
+    """One printable line, cut to COMMAND_CHARS_MAX."""
+    words = [word.decode("utf-8", "backslashreplace") for word in argv]
+    line = " ".join((["<script>"] if has_script else []) + words)
+    line = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)
+    if len(line) <= COMMAND_CHARS_MAX and not is_cut:
+        return line
+    return line[: COMMAND_CHARS_MAX - 3] + "..."
+
+
+def job_event(event: Event) -> JobEvent:
+    """One line of a job's history."""
+    return JobEvent(at_s=event.at_s, kind=event.kind, text=event_text(event))
+
+
+def event_of_another(event: Event, *, hides_name: bool) -> Event:
+    """What others hear of somebody's event: not why, which is in the words of who ordered it."""
+    if hides_name:
+        return replace(event, data={})
+    return replace(event, data={key: event.data[key] for key in event.data if key != "reason"})
+
+
+def event_text(event: Event) -> str:
+    """The event's data in words: lists by commas, sizes in GiB, times in UTC."""
+    return ", ".join(
+        f"{key.removesuffix('_bytes').removesuffix('_s')} {_shown(key, value)}"
+        for key, value in event.data.items()
+        if value not in (None, [], ())
+    )
+
+
+def _shown(key: str, value: object) -> str:
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    if key.endswith("_bytes") and isinstance(value, int):
+        return bytes_text(value)
+    if key == "start_by_s" and isinstance(value, int | float):
+        return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(value))
+    return str(value)
+
+
+def _reason(state: State, clock: SchedulerClock, job: Job) -> protocol.Reason | None:
+    if job.state is not JobState.PENDING:
+        return None
+    reason = waiting_reason(state, job, clock.now_s())
+    return protocol.Reason(
+        code=str(reason.code), text=reason.text, numbers=_wall_numbers(reason, clock)
+    )
+
+
+def _wall_numbers(reason: Reason, clock: SchedulerClock) -> dict[str, object]:
+    """Numbers for the wire: times as Unix times, and who is in the way."""
+    numbers: dict[str, object] = {
+        key: clock.to_wall_s(value) if key.endswith("_at_s") and value is not None else value
+        for key, value in reason.numbers.items()
+    }
+    if reason.blocking_jobs:
+        numbers["jobs"] = [int(job_id) for job_id in reason.blocking_jobs]
+    if reason.blocking_gpus:
+        numbers["gpu_uuids"] = [str(uuid) for uuid in reason.blocking_gpus]
+    return numbers
+
+
+def gpu_views(state: State, used: Mapping[GpuUuid, UsedGpu], *, stale: bool) -> list[GpuView]:
+    """All GPUs by index, with what is promised, seen and foreign."""
+    jobs_on: dict[GpuUuid, list[Job]] = {}
+    for job_id in sorted(state.holding):
+        job = state.jobs[job_id]
+        for grant in job.grants:
+            jobs_on.setdefault(grant.uuid, []).append(job)
+    return [
+        _gpu_view(gpu, jobs_on.get(gpu.uuid, []), used.get(gpu.uuid), stale=stale)
+        for gpu in state.gpus
+    ]
+
+
+def _gpu_view(gpu: Gpu, jobs: list[Job], used: UsedGpu | None, *, stale: bool) -> GpuView:
+    promised = sum(
+        gpu.capacity_bytes if job.whole else grant.held_bytes
+        for job in jobs
+        for grant in job.grants
+        if grant.uuid == gpu.uuid
+    )
+    reason = gpu.state_text or gpu.foreign_text or None
+    return GpuView(
+        index=gpu.index,
+        uuid=gpu.uuid,
+        minor=gpu.minor,
+        model=gpu.model,
+        total_bytes=gpu.total_bytes or None,
+        used_bytes=used.used_bytes if used else None,
+        promised_bytes=promised,
+        foreign_bytes=gpu.foreign_bytes,
+        state=str(gpu.state),
+        reason=reason,
+        jobs=tuple(int(job.job_id) for job in jobs),
+        utilization=used.utilization if used else None,
+        stale=stale,
+    )

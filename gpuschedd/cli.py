@@ -1,0 +1,121 @@
+"""What people type: `gpuschedd` and its subcommands."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from gpusched_client import paths
+from gpusched_client.errors import GpuschedError
+from gpusched_client.terms import Launch
+from gpuschedd import __version__
+from gpuschedd.config import keys as config
+from gpuschedd.daemon import EX_CONFIG, Options, read_config, run
+from gpuschedd.replay.command import replay
+from gpuschedd.system import install
+from gpuschedd.system.accounts import unknown_names
+
+
+@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="gpuschedd")
+@click.option("--system", is_flag=True, help="Serve every local user; system paths.")
+@click.option(
+    "--launch",
+    type=click.Choice([Launch.PID1.value, Launch.DIRECT.value]),
+    help="How jobs are started: by PID 1 (with --system), or by the daemon itself.",
+)
+@click.option("--socket", "socket_path", type=click.Path(path_type=Path), help="Where to listen.")
+@click.option("--state-dir", type=click.Path(path_type=Path), help="Database and job directories.")
+@click.option("--config", "config_path", type=click.Path(path_type=Path), help="TOML file.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key.")
+@click.option("--simulate", metavar="HOST", help='Simulated GPUs: "4x24G", "2x80G+2x24G".')
+@click.option("--gpus", metavar="LIST", help="Only these GPUs: indices or UUIDs, by commas.")
+@click.option("--no-exec", is_flag=True, help="Jobs hold their GPUs for their limit, run nothing.")
+@click.pass_context
+def cli(
+    context: click.Context,
+    system: bool,
+    launch: str | None,
+    socket_path: Path | None,
+    state_dir: Path | None,
+    config_path: Path | None,
+    overrides: tuple[str, ...],
+    simulate: str | None,
+    gpus: str | None,
+    no_exec: bool,
+) -> None:
+    """The GPU scheduler daemon: who runs next on this host's GPUs."""
+    if context.invoked_subcommand is not None:
+        return
+    extra = list(overrides)
+    if simulate is not None:
+        extra.append(f'simulate="{simulate}"')
+    if gpus is not None:
+        names = [name if name.isdecimal() else f'"{name}"' for name in gpus.split(",") if name]
+        extra.append(f"gpus=[{','.join(names)}]")
+    if no_exec:
+        extra.append("exec_jobs=false")
+    options = Options(
+        is_system=system,
+        launch=Launch(launch) if launch else Launch.PID1 if system else Launch.DIRECT,
+        socket=socket_path or paths.socket_path(system),
+        state_dir=(state_dir or paths.state_dir(system)).absolute(),
+        config=config_path or paths.config_path(system),
+        overrides=tuple(extra),
+    )
+    sys.exit(run(options))
+
+
+@cli.command("check-config")
+@click.option("--system", is_flag=True, help="As `gpuschedd --system` would read it.")
+@click.argument("file", required=False, type=click.Path(path_type=Path))
+@click.pass_context
+def check_config(context: click.Context, system: bool, file: Path | None) -> None:
+    """Read FILE (the configuration in use) and say what is wrong with it.
+
+    Without FILE and --system: your own, and the system's too where you have none.
+    """
+    daemon = context.find_root().params  # `gpuschedd --system check-config` says it as well
+    system = system or daemon["system"]
+    if file is not None and not file.exists():
+        click.echo(f"gpuschedd: {file}: no such file; leave it out for the one in use", err=True)
+        sys.exit(EX_CONFIG)
+    path = file or daemon["config_path"] or paths.config_path(system)
+    found = [path]
+    if path == paths.config_path(False) and not path.exists() and paths.SYSTEM_CONFIG.exists():
+        found.append(paths.SYSTEM_CONFIG)
+    good = [_check_config(each, system, daemon["overrides"]) for each in found]
+    sys.exit(0 if all(good) else EX_CONFIG)
+
+
+def _check_config(path: Path, system: bool, overrides: tuple[str, ...]) -> bool:
+    """Say what is set, or what is wrong and how to mend it; whether it is good."""
+    is_system = system or path == paths.SYSTEM_CONFIG
+    options = Options(is_system, Launch.DIRECT, Path(), Path(), path, overrides)
+    try:
+        found = read_config(options)
+    except (config.ConfigError, GpuschedError) as error:
+        click.echo(f"gpuschedd: {error}", err=True)
+        return False
+    changed = config.changed_keys(
+        read_config(replace(options, config=Path(os.devnull), overrides=())), found
+    )
+    state = "is good" if path.exists() else "is missing, which is good: all is at its default"
+    click.echo(f"{path} {state}; it sets {', '.join(changed) or 'nothing'}")
+    if is_system:
+        loose = config.place_warning(path)
+        for text in (*unknown_names(found.names, found.admin_group), *([loose] if loose else [])):
+            click.echo(f"note: {text}")
+    return True
+
+
+cli.add_command(replay)
+cli.add_command(install.cli, "install")
+
+
+if __name__ == "__main__":
+    cli()

@@ -1,0 +1,72 @@
+"""What a submitter should know at once: that a job waits for more than our jobs. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gpuschedd.core.job import Job
+from gpuschedd.core.model import Gpu, GpuState, Policy, Request
+from gpuschedd.core.reasons import gib, plural
+from gpuschedd.core.timeline import model_matches
+
+NAMED_MAX = 4
+
+
+def warnings_for(jobs: Iterable[Job], gpus: Iterable[Gpu], policy: Policy) -> tuple[str, ...]:
+    """One sentence for each kind of obstacle, each once."""
+    known = tuple(gpus)
+    texts = [text for job in jobs if (text := _obstacle(job.request, known, policy)) is not None]
+    return tuple(dict.fromkeys(texts))
+
+
+def beyond_limit(jobs: Iterable[Job], max_gpus: int | None) -> tuple[str, ...]:
+    """One sentence where a job asks more GPUs than its user's running jobs may ever hold."""
+    asked = max((job.request.gpus for job in jobs), default=0)
+    if max_gpus is None or asked <= max_gpus:
+        return ()
+    return (
+        f"asks {plural(asked, 'GPU')}; your limit is {max_gpus}: it waits until an admin raises "
+        "that. Lower --gpus to have it run.",
+    )
+
+
+def _obstacle(request: Request, gpus: tuple[Gpu, ...], policy: Policy) -> str | None:
+    """Why the request could not start now even if no job of ours ran; None: it could."""
+    if request.gpus == 0 or not gpus:
+        return None
+    suited = [gpu for gpu in gpus if _suits(gpu, request, policy)]
+    free = [gpu for gpu in suited if _is_free(gpu, request, policy)]
+    if len(free) >= request.gpus:
+        return None
+    in_the_way = [_why(gpu) for gpu in suited if gpu not in free]
+    if not in_the_way:
+        return None
+    more = len(in_the_way) - NAMED_MAX
+    text = "; ".join(in_the_way[:NAMED_MAX]) + (f"; and {more} more" if more > 0 else "")
+    return (
+        f"it can start only when others leave: {len(free)} of the {plural(request.gpus, 'GPU')} it "
+        f"needs would be free now ({text})"
+    )
+
+
+def _suits(gpu: Gpu, request: Request, policy: Policy) -> bool:
+    """Large enough and of the right model, were it empty and in service."""
+    if request.gpu_model is not None and not model_matches(request.gpu_model, gpu.model):
+        return False
+    needed = 0 if request.vram_bytes is None else request.vram_bytes + policy.margin_bytes
+    return gpu.capacity_bytes >= needed and gpu.total_bytes >= request.card_bytes
+
+
+def _is_free(gpu: Gpu, request: Request, policy: Policy) -> bool:
+    if gpu.state is not GpuState.OK:
+        return False
+    if request.vram_bytes is None:
+        return gpu.whole_idle
+    return gpu.capacity_bytes - gpu.foreign_bytes >= request.vram_bytes + policy.margin_bytes
+
+
+def _why(gpu: Gpu) -> str:
+    if gpu.state is not GpuState.OK:
+        return f"GPU {gpu.index} is {gpu.state}: {gpu.state_text}"
+    held = gpu.foreign_text or "others"
+    return f"GPU {gpu.index}: {gib(gpu.foreign_bytes)} held by {held}"

@@ -1,0 +1,522 @@
+"""From what is seen on the GPUs to what may be placed on them.
+
+Per GPU the larger of promised and seen counts: foreign processes at their buffered peak until they
+exit, memory that no process owns, jobs at what they hold. Turns a sample into the core's Gpu facts.
+Reads nothing: who a process belongs to and what it is called is handed in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from gpusched_client.terms import GpuUuid, JobId
+from gpuschedd.config.keys import ProcessRule, Sharing
+from gpuschedd.core.model import Gpu, GpuState
+from gpuschedd.gpu.attribution import JobKey, Stranger
+from gpuschedd.gpu.metering import Seen
+from gpuschedd.gpu.source import GpuInfo, GpuProcess, GpuReading, Sample
+from gpuschedd.system.clock import boottime_s
+
+MIB = 2**20
+STEP_BYTES = 16 * MIB  # ownerless memory wobbles: counted in such steps, rounded up
+AFTERGLOW_S = 30.0  # ownerless memory is the last job's for so long after its end
+NAMED_MAX = 3
+DISPLAY_COMMANDS = frozenset({"Xorg", "X", "Xwayland", "gnome-shell", "kwin_x11", "kwin_wayland"})
+DISPLAY_USERS = frozenset({"root", "gdm", "sddm", "lightdm"})
+_COMPUTE_PROHIBITED, _EXCLUSIVE_PROCESS = 2, 3
+
+OwnerOf = Callable[[GpuProcess], JobKey | None]
+StrangerOf = Callable[[GpuProcess], Stranger]
+ProcessKey = tuple[GpuUuid, int, int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What one attempt holds on one GPU."""
+
+    key: JobKey
+    held_bytes: int
+
+
+Holdings = Mapping[GpuUuid, Sequence[Holding]]
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A job's process on a GPU that was not granted to the job."""
+
+    key: JobKey
+    pid: int
+    uuid: GpuUuid
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What is known beside the sample: who is drained, sick or missing, and why."""
+
+    drained: Mapping[GpuUuid, str] = field(default_factory=dict)
+    sick: Mapping[GpuUuid, str] = field(default_factory=dict)
+    badges: Mapping[GpuUuid, str] = field(default_factory=dict)
+    lost: Mapping[GpuUuid, str] = field(default_factory=dict)
+    unread: str | None = None  # why nothing at all is known of any GPU
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """One sample's outcome."""
+
+    gpus: tuple[Gpu, ...]
+    seen: Mapping[tuple[JobKey, GpuUuid], Seen] = field(default_factory=dict)
+    peaks: Mapping[tuple[JobKey, GpuUuid], int] = field(default_factory=dict)
+    violations: tuple[Violation, ...] = ()
+    leftovers: tuple[Violation, ...] = ()  # of attempts that are over
+    listed: frozenset[GpuUuid] = frozenset()  # whose processes this sample tells
+
+
+@dataclass(slots=True)
+class _Foreign:
+    """A process that is not at home on this GPU."""
+
+    process: GpuProcess
+    stranger: Stranger
+    peak: int
+    note: str | None = None  # instead of its name: a job's process out of place
+    is_quiet: bool = False  # does not break idleness
+
+    def key(self, uuid: GpuUuid) -> ProcessKey:
+        """The process on this GPU."""
+        return uuid, self.process.pid, self.process.start_ticks
+
+    @property
+    def has_name(self) -> bool:
+        """A process that a line of the configuration could mean."""
+        return not self.is_quiet and self.note is None and self.stranger.uid is not None
+
+
+@dataclass(slots=True)
+class _Count:
+    """One GPU in the making."""
+
+    own: dict[JobKey, list[GpuProcess]] = field(default_factory=dict)
+    foreign: list[_Foreign] = field(default_factory=list)
+    ownerless: int = 0
+    charged: int = 0  # of it: to the only job
+
+
+class Ledger:
+    """The memory of what was seen. One instance lives as long as the daemon."""
+
+    def __init__(self, sharing: Sharing, owner_of: OwnerOf, stranger_of: StrangerOf) -> None:
+        self.sharing = sharing
+        self._owner_of = owner_of
+        self._stranger_of = stranger_of
+        self._foreign_peaks: dict[ProcessKey, int] = {}
+        self._foreign_since_s: dict[GpuUuid, float] = {}
+        self._own_peaks: dict[tuple[JobKey, GpuUuid], int] = {}
+        self._ended: dict[GpuUuid, tuple[float, JobId]] = {}  # boot time, last job
+        self._last: dict[GpuUuid, Gpu] = {}  # use and foreign use by the last sample that counts
+        self._glow_ends_s: dict[GpuUuid, float] = {}
+        self._held_up: set[GpuUuid] = set()  # foreign use was there before the last job ended
+        self._empty_ownerless: dict[GpuUuid, int] = {}  # while no job was there
+
+    def job_ended(self, key: JobKey, uuids: Iterable[GpuUuid], at_s: float) -> None:
+        """Samples taken before at_s (boot time) say nothing more about these GPUs."""
+        for uuid in uuids:
+            self._ended[uuid] = (at_s, key[0])
+            self._glow_ends_s.pop(uuid, None)
+            if uuid in self._foreign_since_s:
+                self._held_up.add(uuid)
+            self._own_peaks.pop((key, uuid), None)
+
+    def stale_since(self, sample_s: float) -> frozenset[GpuUuid]:
+        """GPUs on which a job has ended since a sample was taken."""
+        return frozenset(uuid for uuid, (at_s, _) in self._ended.items() if at_s > sample_s)
+
+    def take(self, sample: Sample, holdings: Holdings, standing: Standing, now_s: float) -> Facts:
+        """The facts that this sample gives, with the peaks of earlier ones."""
+        readings = {reading.uuid: reading for reading in sample.readings}
+        live = {holding.key for held in holdings.values() for holding in held}
+        gpus, seen_keys = [], set()
+        seen: dict[tuple[JobKey, GpuUuid], Seen] = {}
+        out_of_place: list[Violation] = []
+        left: list[Violation] = []
+        listed: set[GpuUuid] = set()
+        for info in sample.inventory:
+            reading = readings.get(info.uuid)
+            gpu = _identity(info, reading)
+            held = holdings.get(info.uuid, ())
+            before = self._last.get(info.uuid)
+            if before is not None and self._is_outdated(info.uuid, sample):
+                # Its processes may be those of the job that has ended: what was known before stays.
+                gpu = replace(before, index=gpu.index)
+            elif reading is not None and reading.fault in (None, "unsupported"):
+                count = self._count(info, reading, held, live)
+                seen_keys |= {foreign.key(info.uuid) for foreign in count.foreign}
+                self._see(info, reading, count, held, seen)
+                if reading.processes is not None:
+                    listed.add(info.uuid)
+                    self._find_strays(info.uuid, count, live, out_of_place, left)
+                if reading.fault is None:
+                    gpu = self._with_use(gpu, info, reading, count, held, now_s)
+                    self._last[info.uuid] = gpu
+                else:
+                    gpu = self._without_memory(gpu, info, reading, count)
+            gpus.append(self._with_state(gpu, info, reading, standing, sample))
+        self._forget_foreign(seen_keys, listed)
+        for own, entry in seen.items():
+            self._own_peaks[own] = max(entry.used_bytes or 0, self._own_peaks.get(own, 0))
+        return Facts(
+            gpus=tuple(gpus),
+            seen=seen,
+            peaks=dict(self._own_peaks),
+            violations=tuple(out_of_place),
+            leftovers=tuple(left),
+            listed=frozenset(listed),
+        )
+
+    def _is_outdated(self, uuid: GpuUuid, sample: Sample) -> bool:
+        """A job has ended on the GPU since the sample was taken."""
+        ended_s, _ = self._ended.get(uuid, (0.0, None))
+        return sample.taken_boottime_s < ended_s
+
+    def _forget_foreign(self, seen: set[ProcessKey], listed: set[GpuUuid]) -> None:
+        """A foreign peak lasts until its process has left its GPU's list."""
+        gone = [key for key in self._foreign_peaks if key not in seen and key[0] in listed]
+        for key in gone:
+            del self._foreign_peaks[key]
+
+    # --- who is on it -------------------------------------------------------------------------
+
+    def _count(
+        self, info: GpuInfo, reading: GpuReading, held: Sequence[Holding], live: set[JobKey]
+    ) -> _Count:
+        """The processes by whom they belong to, and the memory of nobody."""
+        count = _Count()
+        at_home = {holding.key for holding in held}
+        for process in reading.processes or ():
+            key = self._owner_of(process)
+            if key in at_home:
+                assert key is not None
+                count.own.setdefault(key, []).append(process)
+            else:
+                count.foreign.append(self._foreign(info, process, key, live))
+        count.ownerless = self._ownerless(info, reading)
+        self._charge(info, count, at_home)
+        return count
+
+    def _foreign(
+        self, info: GpuInfo, process: GpuProcess, key: JobKey | None, live: set[JobKey]
+    ) -> _Foreign:
+        process_key = (info.uuid, process.pid, process.start_ticks)
+        peak = max(process.used_bytes or 0, self._foreign_peaks.get(process_key, 0))
+        self._foreign_peaks[process_key] = peak
+        stranger = self._stranger_of(process)
+        note = None
+        if key is not None:
+            of_job = f"pid {process.pid} of job {key[0]}"
+            note = f"{of_job}, not granted to it" if key in live else f"{of_job}, left behind"
+        return _Foreign(process, stranger, peak, note, self._is_quiet(process, stranger, peak))
+
+    def _is_quiet(self, process: GpuProcess, stranger: Stranger, peak: int) -> bool:
+        """Displays, the MPS server, and what the configuration names: idle in spite of them."""
+        if process.infrastructure:
+            return True
+        is_display = stranger.command in DISPLAY_COMMANDS or stranger.user in DISPLAY_USERS
+        if process.graphics_only and is_display:
+            return True
+        return any(is_ignored(rule, stranger, peak) for rule in self.sharing.ignore_processes)
+
+    @staticmethod
+    def _ownerless(info: GpuInfo, reading: GpuReading) -> int:
+        """Managed memory, leaks, dead processes; on coherent memory also the page cache: not it."""
+        if reading.processes is None or reading.listed_used_bytes is None or info.coherent:
+            return 0
+        listed = sum(process.used_bytes or 0 for process in reading.processes)
+        return max(0, reading.listed_used_bytes - listed)
+
+    def _charge(self, info: GpuInfo, count: _Count, at_home: set[JobKey]) -> None:
+        """Ownerless memory that came with the only job is that job's."""
+        if not at_home:
+            self._empty_ownerless[info.uuid] = count.ownerless
+            return
+        # What an earlier job left behind may have gone since.
+        before = min(count.ownerless, self._empty_ownerless.get(info.uuid, count.ownerless))
+        self._empty_ownerless[info.uuid] = before
+        if len(at_home) == 1 and len(count.own) == 1 and not count.foreign:
+            count.charged = max(0, count.ownerless - before)
+            count.ownerless -= count.charged
+
+    def _see(
+        self,
+        info: GpuInfo,
+        reading: GpuReading,
+        count: _Count,
+        held: Sequence[Holding],
+        seen: dict[tuple[JobKey, GpuUuid], Seen],
+    ) -> None:
+        """What each of our jobs uses here; the only one is here also where nobody can be listed."""
+        if reading.processes is None and len(held) == 1:
+            remembered = any(uuid == info.uuid for uuid, _, _ in self._foreign_peaks)
+            seen[held[0].key, info.uuid] = Seen(None, False, (), 1, remembered)
+        noisy = any(not foreign.is_quiet for foreign in count.foreign)
+        for key, processes in count.own.items():
+            sizes = [process.used_bytes for process in processes if process.used_bytes is not None]
+            used = sum(sizes) + count.charged if len(sizes) == len(processes) else None
+            if used is None and count.charged:
+                used = sum(sizes) + count.charged  # by difference: nobody else is here
+            pids = tuple(process.pid for process in processes)
+            seen[key, info.uuid] = Seen(used, count.charged > 0, pids, len(count.own), noisy)
+
+    def _find_strays(
+        self,
+        uuid: GpuUuid,
+        count: _Count,
+        live: set[JobKey],
+        out_of_place: list[Violation],
+        left: list[Violation],
+    ) -> None:
+        for foreign in count.foreign:
+            key = self._owner_of(foreign.process)
+            if key is not None:
+                stray = Violation(key, foreign.process.pid, uuid)
+                (out_of_place if key in live else left).append(stray)
+
+    # --- how much is left ---------------------------------------------------------------------
+
+    def _with_use(
+        self,
+        gpu: Gpu,
+        info: GpuInfo,
+        reading: GpuReading,
+        count: _Count,
+        held: Sequence[Holding],
+        now_s: float,
+    ) -> Gpu:
+        """Foreign bytes: buffered peaks, what nobody owns, and what nobody has explained yet."""
+        if reading.used_bytes is None:
+            return gpu
+        buffer = 1 + self.sharing.spike_buffer
+        peaks = sum(math.ceil(foreign.peak * buffer) for foreign in count.foreign)
+        if reading.processes is None:
+            peaks = self._remembered(info.uuid, reading.used_bytes, buffer)
+        known = peaks + _in_steps(count.ownerless)
+        unexplained = 0
+        if not info.coherent:
+            explained = self._explained(reading, held, count)
+            unexplained = _in_steps(reading.used_bytes - explained - known)
+        foreign_bytes = known + unexplained
+        loud = sum(foreign.peak for foreign in count.foreign if not foreign.is_quiet)
+        loud += count.ownerless + unexplained
+        threshold = self.sharing.idle_threshold_bytes
+        return replace(
+            gpu,
+            foreign_bytes=foreign_bytes,
+            foreign_since_s=self._since_s(gpu.uuid, foreign_bytes > threshold, now_s),
+            foreign_text=self._foreign_text(info.uuid, count, unexplained),
+            whole_idle=loud == 0 or loud < threshold,
+            leaves_by_s=self._leaves_by_s(info.uuid, count, foreign_bytes, now_s),
+        )
+
+    def _remembered(self, uuid: GpuUuid, used: int, buffer: float) -> int:
+        """Foreign peaks while no list tells who is still there: no more than is in use."""
+        peaks = [peak for key, peak in self._foreign_peaks.items() if key[0] == uuid]
+        return min(_in_steps(used), sum(math.ceil(peak * buffer) for peak in peaks))
+
+    def _leaves_by_s(
+        self, uuid: GpuUuid, count: _Count, foreign_bytes: int, now_s: float
+    ) -> float | None:
+        """When memory that an ended job leaves behind should be gone; None: it is not only that."""
+        end_s = self._glow_end_s(uuid, now_s)
+        return end_s if foreign_bytes and not count.foreign and end_s > now_s else None
+
+    def _glow_end_s(self, uuid: GpuUuid, now_s: float) -> float:
+        """Until when ownerless memory is the last job's, in scheduler time; the same each time."""
+        if uuid in self._held_up:
+            return now_s
+        return self._glow_ends_s.setdefault(uuid, now_s + max(0.0, self._afterglow_s(uuid)))
+
+    def _afterglow_s(self, uuid: GpuUuid) -> float:
+        """How long ownerless memory still counts as that of the GPU's last job."""
+        at_s, _ = self._ended.get(uuid, (-math.inf, None))
+        return at_s + AFTERGLOW_S - boottime_s()
+
+    def _since_s(self, uuid: GpuUuid, is_foreign: bool, now_s: float) -> float | None:
+        """Since when it is foreign use: what an ended job leaves behind is none at first."""
+        if not is_foreign:
+            self._foreign_since_s.pop(uuid, None)
+            self._held_up.discard(uuid)
+            return None
+        return self._foreign_since_s.setdefault(uuid, max(now_s, self._glow_end_s(uuid, now_s)))
+
+    def _explained(self, reading: GpuReading, held: Sequence[Holding], count: _Count) -> int:
+        """How much of what is in use our jobs stand for: no more than they hold together.
+
+        What was allocated since the processes were listed may be theirs as far as they hold more.
+        """
+        most = sum(holding.held_bytes for holding in held)
+        if reading.processes is None:
+            return most
+        listed = sum(self._explained_by(holding, count) for holding in held)
+        since = 0
+        if reading.used_bytes is not None and reading.listed_used_bytes is not None:
+            since = max(0, reading.used_bytes - reading.listed_used_bytes)
+        return min(most, listed + since)
+
+    @staticmethod
+    def _explained_by(holding: Holding, count: _Count) -> int:
+        processes = count.own.get(holding.key, [])
+        sizes = [process.used_bytes for process in processes]
+        if None in sizes:
+            return holding.held_bytes  # it is there, and nobody can say with how much
+        used = sum(size for size in sizes if size is not None)
+        return min(holding.held_bytes, used + (count.charged if processes else 0))
+
+    def _without_memory(
+        self,
+        gpu: Gpu,
+        info: GpuInfo,
+        reading: GpuReading,
+        count: _Count,
+    ) -> Gpu:
+        """No figure, for good: whole jobs only, and those only beside nobody else."""
+        idle = reading.processes is not None and all(foreign.is_quiet for foreign in count.foreign)
+        text = "its memory cannot be read, so it is given whole only"
+        if not idle:
+            names = self._foreign_text(info.uuid, count, 0)
+            text = names or "its processes cannot be listed"
+        return replace(
+            gpu,
+            foreign_bytes=gpu.capacity_bytes,
+            foreign_since_s=None,
+            foreign_text=text,
+            whole_idle=idle,
+        )
+
+    def _foreign_text(self, uuid: GpuUuid, count: _Count, unexplained: int) -> str:
+        """Who is in the way, the largest first, and the line that would allow it."""
+        ranked = sorted(count.foreign, key=lambda foreign: -foreign.peak)
+        parts = [f"{_name(foreign)} with {_size(foreign)}" for foreign in ranked[:NAMED_MAX]]
+        if len(ranked) > NAMED_MAX:
+            parts.append(f"{len(ranked) - NAMED_MAX} more processes")
+        ownerless = count.ownerless + unexplained
+        if ownerless >= MIB:
+            parts.append(f"{_mib(ownerless)} {self._ownerless_words(uuid)}")
+        text = ", ".join(parts)
+        loud = [foreign for foreign in ranked if foreign.has_name]
+        if loud:
+            rule = f"name={loud[0].stranger.command},uid={loud[0].stranger.uid}"
+            text += f'; sharing.ignore_processes = ["{rule}"] would let whole jobs beside it'
+        return text
+
+    def _ownerless_words(self, uuid: GpuUuid) -> str:
+        at_s, job_id = self._ended.get(uuid, (None, None))
+        if at_s is None:
+            return "that no process owns"
+        if self._afterglow_s(uuid) > 0 and uuid not in self._held_up:
+            return f"that job {job_id} leaves behind"
+        return f"that no process owns (job {job_id} was the last here)"
+
+    # --- in service or not --------------------------------------------------------------------
+
+    def _with_state(
+        self,
+        gpu: Gpu,
+        info: GpuInfo,
+        reading: GpuReading | None,
+        standing: Standing,
+        sample: Sample,
+    ) -> Gpu:
+        """An admin's drain wins; unknown is not free."""
+        gpu = replace(gpu, fresh=not self._is_outdated(info.uuid, sample))
+        state, text = self._state(info, reading, standing)
+        if state is GpuState.OK:
+            own = "" if gpu.shareable else "its compute mode allows one process only"
+            return replace(gpu, state_text=standing.badges.get(info.uuid, own))
+        return replace(gpu, state=state, state_text=text)
+
+    @staticmethod
+    def _state(
+        info: GpuInfo, reading: GpuReading | None, standing: Standing
+    ) -> tuple[GpuState, str]:
+        uuid = info.uuid
+        for state, texts in (
+            (GpuState.DRAINED, standing.drained),
+            (GpuState.LOST, standing.lost),
+            (GpuState.SICK, standing.sick),
+        ):
+            if uuid in texts:
+                return state, texts[uuid]
+        if standing.unread is not None:
+            return GpuState.UNREAD, standing.unread
+        blocked = _blocked(info, reading)
+        if blocked is not None:
+            return GpuState.UNREAD, blocked
+        if reading is None:
+            return GpuState.UNREAD, "the driver did not mention it in the last sweep"
+        if reading.fault == "lost":
+            return GpuState.LOST, reading.reason or "lost"
+        if reading.fault == "reset":
+            return GpuState.SICK, reading.reason or "it needs a reset"
+        if reading.fault == "unread":
+            return GpuState.UNREAD, reading.reason or "its memory cannot be read"
+        return GpuState.OK, ""
+
+
+def _blocked(info: GpuInfo, reading: GpuReading | None) -> str | None:
+    """Why nothing may be placed: as it was at the start, or as the last checks say."""
+    checks = reading.checks if reading is not None else None
+    if checks is not None and checks.drained:
+        return "the driver drains it (nvidia-smi drain)"
+    if checks is not None and checks.compute_mode is not None:
+        if checks.compute_mode == _COMPUTE_PROHIBITED:
+            return "its compute mode is prohibited"
+        return info.blocked if info.blocked and "compute mode" not in info.blocked else None
+    return info.blocked
+
+
+def _identity(info: GpuInfo, reading: GpuReading | None) -> Gpu:
+    checks = reading.checks if reading is not None else None
+    shareable = info.shareable
+    if checks is not None and checks.compute_mode is not None:
+        shareable = checks.compute_mode != _EXCLUSIVE_PROCESS
+    return Gpu(
+        uuid=info.uuid,
+        index=info.index,
+        model=info.model,
+        total_bytes=info.total_bytes or 0,
+        reserved_bytes=info.reserved_bytes,
+        minor=info.minor,
+        shareable=shareable,
+        island=info.island,
+        links=info.links,
+        is_slice=info.parent_uuid is not None,
+    )
+
+
+def _in_steps(size: int) -> int:
+    return max(0, math.ceil(size / STEP_BYTES) * STEP_BYTES)
+
+
+def _mib(size: int) -> str:
+    return f"{math.ceil(size / MIB)} MiB"
+
+
+def _name(foreign: _Foreign) -> str:
+    return foreign.note or foreign.stranger.text
+
+
+def _size(foreign: _Foreign) -> str:
+    if foreign.process.used_bytes is None and foreign.peak == 0:
+        return "an unknown amount"
+    return _mib(foreign.peak)
+
+
+def is_ignored(rule: ProcessRule, stranger: Stranger, peak: int) -> bool:
+    """Whether the configuration means this process."""
+    return (
+        (rule.name is None or rule.name == stranger.command)
+        and (rule.uid is None or rule.uid == stranger.uid)
+        and (rule.below_bytes is None or peak < rule.below_bytes)
+    )

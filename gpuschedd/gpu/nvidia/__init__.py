@@ -1,0 +1,1 @@
+"""NVIDIA's GPUs: NVML in a child process with a deadline."""

@@ -1,0 +1,169 @@
+"""How the GPUs are connected: NVLink pairs and islands, PCIe distance, NUMA node, CPUs.
+
+Asked once, inside the child process. Every error means "worst": it lowers a score and never fails
+anything.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from gpuschedd.gpu.nvidia.library import Failed, Library
+
+LINKS_MAX = 36
+LINK_COUNT_FIELD = 91
+_P2P_OK, _P2P_NVLINK = 0, 2  # the binding's own constant for READ is a tuple: plain numbers only
+_SWITCH = 2
+_NODE_SCOPE = 0
+_FABRIC_NOT_SUPPORTED, _FABRIC_COMPLETED = 0, 3
+_LEVELS = (10, 20, 30, 40, 50)  # single switch, several, host bridge, node, system
+CPU_WORDS = 64  # 4,096 CPUs
+NVLINK_SCORE, LEVEL_SCORE = 100, 10
+
+
+def add_links(
+    lib: Library, gpus: Sequence[tuple[str, Any]], inventory: Sequence[dict[str, Any]]
+) -> None:
+    """Put `links` (peer, score) and `island` into the inventory's maps."""
+    facts = {entry["uuid"]: entry for entry in inventory}
+    gpus = [(uuid, handle) for uuid, handle in gpus if uuid in facts]
+    if len(gpus) < 2:
+        return
+    widths = {uuid: _active_links(lib, handle) for uuid, handle in gpus}
+    joined: set[tuple[str, str]] = set()
+    for one, _ in gpus:
+        facts[one].setdefault("links", [])
+    for place, (one, handle) in enumerate(gpus):
+        for other, peer in gpus[place + 1 :]:
+            links = _pair_width(lib, (one, handle), (other, peer), widths, facts)
+            if links:
+                joined |= {(one, other), (other, one)}
+            score = NVLINK_SCORE * links + _distance_score(lib, handle, peer)
+            numa = facts[one].get("numa")
+            score += int(numa is not None and numa == facts[other].get("numa"))
+            facts[one]["links"].append([other, score])
+            facts[other]["links"].append([one, score])
+    for number, island in enumerate(islands([uuid for uuid, _ in gpus], joined)):
+        for uuid in island:
+            facts[uuid]["island"] = number
+
+
+def islands(uuids: Sequence[str], joined: set[tuple[str, str]]) -> list[list[str]]:
+    """Sets in which every pair is joined, the first GPU's first; lone GPUs are in none."""
+    left, found = list(uuids), []
+    while left:
+        island = [left.pop(0)]
+        for uuid in tuple(left):
+            if all((uuid, member) in joined for member in island):
+                island.append(uuid)
+                left.remove(uuid)
+        if len(island) > 1:
+            found.append(island)
+    return found
+
+
+def _active_links(lib: Library, handle: Any) -> list[str]:
+    """The remote end of each active link: a PCI id, or "switch". None where the fabric is down."""
+    if not _fabric_is_up(lib, handle):
+        return []
+    remotes = []
+    for link in range(_link_count(lib, handle)):
+        try:
+            if not lib.call("nvmlDeviceGetNvLinkState", handle, link):
+                continue
+            if lib.ask("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link) == _SWITCH:
+                remotes.append("switch")
+                continue
+            pci = lib.call("nvmlDeviceGetNvLinkRemotePciInfo", handle, link)
+            remotes.append(_text(pci.busId).casefold())
+        except Failed:
+            break  # past the last link, or a card without any
+    return remotes
+
+
+def _link_count(lib: Library, handle: Any) -> int:
+    """Field 91: the binding's constant counts links that no card has."""
+    values = lib.ask("nvmlDeviceGetFieldValues", handle, [LINK_COUNT_FIELD])
+    if values is not None and values[0].nvmlReturn == 0:
+        return min(int(values[0].value.uiVal), LINKS_MAX)
+    return LINKS_MAX
+
+
+def _fabric_is_up(lib: Library, handle: Any) -> bool:
+    """Behind NVSwitches links are dead, if active, while the fabric is not registered."""
+    nvml = lib.load()
+    kind = getattr(nvml, "c_nvmlGpuFabricInfo_v2_t", None)
+    if kind is None:
+        return True
+    info = kind()
+    try:
+        lib.call("nvmlDeviceGetGpuFabricInfoV", handle, _by_reference(info))
+    except Failed:
+        return True  # no fabric: links go from GPU to GPU
+    return info.state in (_FABRIC_NOT_SUPPORTED, _FABRIC_COMPLETED)
+
+
+def _by_reference(info: Any) -> Any:
+    import ctypes
+
+    return ctypes.byref(info)
+
+
+def _pair_width(
+    lib: Library,
+    one: tuple[str, Any],
+    other: tuple[str, Any],
+    remotes: dict[str, list[str]],
+    facts: dict[str, dict[str, Any]],
+) -> int:
+    """Active links between two GPUs; 0 unless both sides may also use them."""
+    if not remotes[one[0]] or not remotes[other[0]]:
+        return 0
+    if lib.ask("nvmlDeviceGetP2PStatus", one[1], other[1], _P2P_NVLINK) != _P2P_OK:
+        return 0
+    switched = min(remotes[one[0]].count("switch"), remotes[other[0]].count("switch"))
+    peer = str(facts[other[0]].get("pci") or "").casefold()
+    return switched or remotes[one[0]].count(peer)
+
+
+def _distance_score(lib: Library, one: Any, other: Any) -> int:
+    """PCIe distance: the nearer, the more; 0 also where it is not known."""
+    level = lib.ask("nvmlDeviceGetTopologyCommonAncestor", one, other)
+    if level not in _LEVELS:
+        return 0
+    return LEVEL_SCORE * (len(_LEVELS) - 1 - _LEVELS.index(level))
+
+
+def numa_node(lib: Library, handle: Any, pci: Any) -> int | None:
+    """The NUMA node that the GPU hangs on; None where there is one only, or nobody says."""
+    words = lib.ask("nvmlDeviceGetMemoryAffinity", handle, 4, _NODE_SCOPE)
+    if words is not None:
+        nodes = [64 * place + bit for place in range(4) for bit in _bits(words[place])]
+        if len(nodes) == 1:
+            return nodes[0]
+    bus_id = _text(getattr(pci, "busId", b""))[4:].lower()
+    try:
+        with open(f"/sys/bus/pci/devices/{bus_id}/numa_node", encoding="ascii") as file:
+            node = int(file.read())
+    except (OSError, ValueError):
+        return None
+    return node if node >= 0 else None
+
+
+def cpus(lib: Library, handle: Any) -> list[int]:
+    """The CPUs near the GPU that this process may use; none where nobody says."""
+    words = lib.ask("nvmlDeviceGetCpuAffinity", handle, CPU_WORDS)
+    if words is None:
+        return []
+    near = {64 * place + bit for place in range(CPU_WORDS) for bit in _bits(words[place])}
+    return sorted(near & os.sched_getaffinity(0))
+
+
+def _bits(word: int) -> list[int]:
+    return [bit for bit in range(64) if word >> bit & 1] if word else []
+
+
+def _text(value: Any) -> str:
+    return value.decode("ascii", "replace") if isinstance(value, bytes) else str(value or "")

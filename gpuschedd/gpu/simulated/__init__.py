@@ -1,0 +1,1 @@
+"""Simulated GPUs: memory that gpusched-simjob processes claim."""

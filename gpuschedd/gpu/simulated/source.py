@@ -1,0 +1,91 @@
+"""Simulated GPUs: cards whose memory is what live `gpusched-simjob` processes claim."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from gpusched_client import simulation as simclaims
+from gpusched_client.terms import GpuUuid
+from gpuschedd.core.hostspec import SIMULATED_GPUS_MAX, HostCard, parse_host
+from gpuschedd.gpu.source import Accounts, GpuInfo, GpuProcess, GpuReading, Sample, Want
+from gpuschedd.system.clock import boottime_s
+from gpuschedd.system.state_dir import make_directory
+
+UUID_PREFIX = "GPU-51300000-"
+
+
+def simulated_inventory(host: str) -> tuple[GpuInfo, ...]:
+    """ "4x24G" or "2x80G+2x24G" as an inventory. Raises Invalid."""
+    cards = parse_host(host, gpus_max=SIMULATED_GPUS_MAX)
+    return tuple(_simulated(index, card) for index, card in enumerate(cards))
+
+
+def _simulated(index: int, card: HostCard) -> GpuInfo:
+    return GpuInfo(
+        uuid=GpuUuid(f"{UUID_PREFIX}0000-4000-8000-{index:012d}"),
+        index=index,
+        minor=index,
+        model=f"Simulated {card.size}",
+        total_bytes=card.total_bytes,
+    )
+
+
+class SimulatedGpus:
+    """A GpuSource over a claims directory."""
+
+    is_simulated = True
+
+    def __init__(self, host: str, claims_dir: Path, *, shared: bool) -> None:
+        """`shared`: any local user's jobs claim here (system mode), so the directory is sticky."""
+        self.inventory = simulated_inventory(host)
+        self.claims_dir = claims_dir
+        # In system mode the socket lies beside it, and is made later.
+        make_directory(claims_dir.parent, 0o755 if shared else 0o700)
+        claims_dir.mkdir(mode=0o700, exist_ok=True)
+        simclaims.write_host(claims_dir, {gpu.uuid: gpu.total_bytes or 0 for gpu in self.inventory})
+        os.chmod(claims_dir, 0o1777 if shared else 0o700)  # last: the name above is ours by then
+
+    async def sample(self, want: Want) -> Sample:
+        """Read the claims, off the loop."""
+        del want  # a simulated sweep is cheap: it always reads everything
+        return await asyncio.to_thread(self.read)
+
+    def read(self) -> Sample:
+        """One sweep. Blocks for as long as listing a directory does."""
+        processes: dict[str, list[GpuProcess]] = {gpu.uuid: [] for gpu in self.inventory}
+        for claim in simclaims.read_claims(self.claims_dir):
+            for uuid, size in claim.gpus.items():
+                if uuid in processes:
+                    processes[uuid].append(GpuProcess(claim.pid, claim.start_ticks, size))
+        return Sample(
+            taken_boottime_s=boottime_s(),
+            inventory=self.inventory,
+            readings=tuple(_reading(gpu, processes[gpu.uuid]) for gpu in self.inventory),
+        )
+
+    async def accounts(self, pids: Mapping[GpuUuid, Iterable[int]]) -> Accounts:
+        """A claims directory remembers nobody."""
+        del pids
+        return {}
+
+    async def release(self) -> None:
+        """There is nothing to let go of."""
+
+    async def close(self) -> None:
+        """Nothing was started."""
+
+
+def _reading(gpu: GpuInfo, processes: list[GpuProcess]) -> GpuReading:
+    used = sum(process.used_bytes or 0 for process in processes)
+    total = gpu.total_bytes or 0
+    return GpuReading(
+        uuid=gpu.uuid,
+        used_bytes=used,
+        free_bytes=max(0, total - used),
+        utilization=90.0 if processes else 0.0,
+        processes=tuple(processes),
+        listed_used_bytes=used,
+    )

@@ -1,0 +1,205 @@
+"""What a source of GPU facts gives the daemon: inventory and samples. Types only, no driver.
+
+Two sources speak it: `nvml` (a child process that owns the driver library) and `simgpu`. Unknown is
+None with a reason beside it, never 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from gpusched_client.terms import GpuUuid
+
+#: What is wrong with one GPU in one sweep: gone from the bus, not answering as it should, in need
+#: of a reset, or without a memory figure for good.
+Fault = Literal["lost", "unread", "reset", "unsupported"]
+
+
+class GpuSourceDown(Exception):
+    """No GPU facts can be had now; the text says why and what helps."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuInfo:
+    """Identity of one GPU: what does not change while the driver stays loaded.
+
+    `coherent`: its memory is a node of the host's, so the page cache may sit there.
+    `integrated`: it shares the host's memory.
+    """
+
+    uuid: GpuUuid
+    index: int  # the driver's order, for display; slices: 100 * (parent + 1) + slot
+    minor: int | None  # of /dev/nvidiaN; None where the driver gives none
+    model: str
+    total_bytes: int | None
+    reserved_bytes: int = 0  # the driver's own, never handed out
+    pci: str | None = None
+    shareable: bool = True  # False in exclusive-process mode
+    parent_uuid: GpuUuid | None = None  # of a MIG slice
+    gpu_instance: int | None = None  # of a MIG slice
+    compute_instance: int | None = None
+    island: int | None = None  # GPUs with the same number are connected by NVLink
+    links: tuple[tuple[GpuUuid, int], ...] = ()  # score to each peer, larger is better
+    cpus: tuple[int, ...] = ()
+    numa: int | None = None
+    integrated: bool = False
+    coherent: bool = False
+    blocked: str | None = None  # why nothing may be placed here, e.g. compute mode prohibited
+    device_nodes: tuple[str, ...] = ()  # what a device filter must let through for it
+
+
+@dataclass(frozen=True, slots=True)
+class GpuProcess:
+    """One process with memory on a GPU. The start time guards against a reused pid.
+
+    `start_ticks` None: the driver lists it, but there is no such process any more.
+    """
+
+    pid: int
+    start_ticks: int | None
+    used_bytes: int | None
+    graphics_only: bool = False
+    infrastructure: bool = False  # the MPS server: it works for others
+
+
+@dataclass(frozen=True, slots=True)
+class HealthChecks:
+    """What the driver says of a GPU's health; None: it does not say."""
+
+    recovery_action: int | None = None  # field 230; 0: none is needed
+    remap_pending: bool | None = None
+    remap_failed: bool | None = None
+    uncorrected_errors: int | None = None  # volatile: since the driver was loaded
+    compute_mode: int | None = None
+    drained: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReading:
+    """One GPU in one sweep.
+
+    `processes` may be of an earlier sweep; `listed_used_bytes` is what was in use at that time.
+    """
+
+    uuid: GpuUuid
+    used_bytes: int | None  # without the driver's reserve
+    free_bytes: int | None
+    utilization: float | None = None  # percent
+    processes: tuple[GpuProcess, ...] | None = None  # None: not answered
+    listed_used_bytes: int | None = None
+    power_w: float | None = None
+    process_utilization: Mapping[int, float] = field(default_factory=dict)  # percent by pid
+    fault: Fault | None = None
+    reason: str | None = None  # of the fault, or why a figure is None
+    checks: HealthChecks | None = None  # None: not asked in this sweep
+
+
+@dataclass(frozen=True, slots=True)
+class GpuEvent:
+    """Something that the driver reported: "xid" with its number, or "suspect" (look again)."""
+
+    uuid: GpuUuid
+    kind: Literal["xid", "suspect"]
+    number: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One sweep over all GPUs. A failed sweep gives none: the last one is kept, marked stale."""
+
+    taken_boottime_s: float
+    inventory: tuple[GpuInfo, ...]
+    readings: tuple[GpuReading, ...]
+    events: tuple[GpuEvent, ...] = ()
+    warnings: tuple[str, ...] = ()
+    cost_s: float = 0.0  # spent in the driver
+    calls: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """What the daemon needs of the next sweep."""
+
+    busy_uuids: frozenset[GpuUuid] = field(default_factory=frozenset)  # our jobs are there
+    fresh_uuids: frozenset[GpuUuid] = field(default_factory=frozenset)  # list processes, now
+    health: bool = False  # ask for the health checks, now
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessPeak:
+    """What the driver kept of one process on one GPU."""
+
+    peak_bytes: int | None
+    utilization: float | None  # percent, average over its life
+    started_at_s: float  # Unix time
+
+
+Accounts = Mapping[GpuUuid, Mapping[int, ProcessPeak]]
+
+
+class GpuSource(Protocol):
+    """A source of samples. `sample` may take long or fail; it never blocks the loop."""
+
+    @property
+    def is_simulated(self) -> bool:
+        """True where no driver is behind it."""
+
+    async def sample(self, want: Want) -> Sample:
+        """One sweep. Raises GpuSourceDown."""
+
+    async def accounts(self, pids: Mapping[GpuUuid, Iterable[int]]) -> Accounts:
+        """What the driver kept of these processes; empty where it keeps nothing."""
+
+    async def release(self) -> None:
+        """Let go of the driver, so that an admin may change MIG modes or reset a GPU."""
+
+    async def close(self) -> None:
+        """End what was started."""
+
+
+def pick(inventory: Iterable[GpuInfo], wanted: tuple[int | str, ...]) -> tuple[GpuInfo, ...]:
+    """The GPUs that the configuration names by index, UUID or unique UUID prefix; () means all.
+
+    A slice is named also by its GPU.
+    """
+    gpus = tuple(inventory)
+    if not wanted:
+        return gpus
+    chosen = {gpu.uuid for gpu in gpus if any(_is_named(gpu, name) for name in wanted)}
+    return tuple(gpu for gpu in gpus if gpu.uuid in chosen or gpu.parent_uuid in chosen)
+
+
+def place(gpu: GpuInfo) -> tuple[int, int]:
+    """Sorts GPUs as people count them: the driver's order, slices where their GPU would be."""
+    if gpu.parent_uuid is None:
+        return gpu.index, 0
+    return parent_index(gpu.index), gpu.index
+
+
+def parent_index(slice_index: int) -> int:
+    """The index of the GPU that a slice is part of."""
+    return slice_index // 100 - 1
+
+
+def nameless(inventory: Iterable[GpuInfo], wanted: tuple[int | str, ...]) -> tuple[str, ...]:
+    """The names in the configuration that are no GPU's here: a slip, or one that is gone."""
+    gpus = tuple(inventory)
+    return tuple(str(name) for name in wanted if not any(_is_named(gpu, name) for gpu in gpus))
+
+
+def _is_named(gpu: GpuInfo, name: int | str) -> bool:
+    if gpu.index == name or str(gpu.index) == name:
+        return True
+    return isinstance(name, str) and len(name) >= 8 and gpu.uuid.startswith(name)
+
+
+class UsedGpu:
+    """The last reading of one GPU: bytes in use and percent busy, None where unknown."""
+
+    __slots__ = ("used_bytes", "utilization")
+
+    def __init__(self, used_bytes: int | None, utilization: float | None) -> None:
+        self.used_bytes = used_bytes
+        self.utilization = utilization

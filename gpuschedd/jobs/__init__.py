@@ -1,0 +1,1 @@
+"""The only room that changes job state: the controller and what it judges."""

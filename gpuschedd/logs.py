@@ -1,0 +1,65 @@
+"""The daemon's log: one line a fact, as the stream that it goes to wants it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from typing import TextIO
+
+from gpuschedd.jobs.controller import Committed
+
+log = logging.getLogger("gpuschedd")
+
+
+def log_events(committed: Committed) -> None:
+    """One line per event. Never environments, never command lines."""
+    for _, event in committed.events:
+        facts = [("job", event.job_id), ("uid", event.uid), *event.data.items()]
+        words = [f"{key}={_logged(value)}" for key, value in facts if value not in (None, [], ())]
+        log.info("%s", " ".join([event.kind, *words]))
+
+
+def _logged(value: object) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+class OneLine(logging.Formatter):
+    """Lines that hold users' words and remain one line each, with nothing for a terminal to obey.
+
+    A traceback follows its line as ever.
+    """
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """The line, unprintable characters escaped."""
+        line = super().formatMessage(record)
+        if line.isprintable():
+            return line
+        return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)
+
+
+class JournalLine(OneLine):
+    """A line for the journal, which has the time itself and reads the level (sd-daemon(3))."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """The line, its priority first."""
+        priority = {logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
+        return f"<{priority.get(record.levelno, 6)}>{super().formatMessage(record)}"
+
+
+def log_formatter(stream: TextIO) -> logging.Formatter:
+    """For the journal where PID 1 says that the stream goes there (systemd.exec(5))."""
+    try:
+        found = os.fstat(stream.fileno())
+    except (OSError, ValueError):
+        found = None
+    if found and os.environ.get("JOURNAL_STREAM") == f"{found.st_dev}:{found.st_ino}":
+        return JournalLine("%(levelname)s %(message)s")
+    return OneLine("%(asctime)s %(levelname)s %(message)s")
+
+
+def set_up_logging() -> None:
+    """To stderr, from level INFO."""
+    to_stderr = logging.StreamHandler(sys.stderr)
+    to_stderr.setFormatter(log_formatter(sys.stderr))
+    logging.basicConfig(level=logging.INFO, handlers=[to_stderr])

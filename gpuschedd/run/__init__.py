@@ -1,0 +1,1 @@
+"""From a decision to a process and back."""

@@ -1,0 +1,1 @@
+"""How a supervisor is started: by the daemon itself, or by PID 1."""

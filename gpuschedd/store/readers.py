@@ -1,0 +1,79 @@
+"""Questions to the books, in turns: whoever asks a thousand waits behind the own ones alone.
+
+One thread and one reading connection; among the users who have a question waiting, the turn goes
+round. Nothing here knows what is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from gpusched_client.errors import LimitReached
+from gpuschedd.store.database import History, read
+
+WAITING_PER_UID_MAX = 2_000
+
+T = TypeVar("T")
+Work = Callable[[History], Any]
+
+
+class Reads:
+    """The reading connection and who waits for it."""
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="history")
+        self._waiting: dict[int, deque[tuple[Work, asyncio.Future[Any]]]] = {}
+        self._turns: deque[int] = deque()  # each uid of _waiting once, next first
+        self._busy = False
+
+    async def ask(self, uid: int, work: Callable[[History], T]) -> T:
+        """The answer, when the user's turn has come. Raises LimitReached."""
+        own = self._waiting.get(uid)
+        if own is None:
+            own = self._waiting[uid] = deque()
+            self._turns.append(uid)
+        if len(own) >= WAITING_PER_UID_MAX:
+            raise LimitReached(
+                f"{len(own)} questions of yours wait for an answer; that is the limit"
+            )
+        reply: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        own.append((work, reply))
+        self._next()
+        return await reply
+
+    def _next(self) -> None:
+        """Give the next user one turn, unless somebody has it."""
+        while not self._busy and self._turns:
+            uid = self._turns.popleft()
+            work, reply = self._waiting[uid].popleft()
+            if self._waiting[uid]:
+                self._turns.append(uid)
+            else:
+                del self._waiting[uid]
+            if not reply.cancelled():
+                self._busy = True
+                asyncio.ensure_future(self._answer(work, reply))  # noqa: RUF006  # reply holds it
+
+    async def _answer(self, work: Work, reply: asyncio.Future[Any]) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            result = await loop.run_in_executor(self._thread, read, self._history, work)
+        except Exception as error:
+            if not reply.done():
+                reply.set_exception(error)
+        else:
+            if not reply.done():
+                reply.set_result(result)
+        finally:
+            self._busy = False
+            self._next()
+
+    def close(self) -> None:
+        """Finish the question that is being answered, and close the connection."""
+        self._thread.shutdown(wait=True, cancel_futures=True)
+        self._history.close()

@@ -1,0 +1,131 @@
+"""Whose requests wait for whose: the budget of a uid, and the turns of those who read."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from gpusched_client.errors import LimitReached
+from gpusched_client.wire.fields import Flaw
+from gpuschedd.api import limits as budget
+from gpuschedd.api.limits import Budget, cost_of
+from gpuschedd.store import readers as reads
+from gpuschedd.store.readers import Reads
+
+ALICE, BOB = 3001, 3002
+
+
+class Books:
+    """Stands for the reading connection: what is asked of it is done as asked."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time, as the budget sees it; a test moves it."""
+    now_s = [1000.0]
+    monkeypatch.setattr(budget.time, "monotonic", lambda: now_s[0])
+    return now_s
+
+
+def test_a_request_costs_what_it_names() -> None:
+    assert cost_of({}) == 1.0
+    assert cost_of({"job_ids": [1, 2, 3, 4]}) == 2.0
+    assert cost_of({"jobs": [{}] * 400}) == 101.0
+    assert cost_of({"jobs": 7, "ids": None}) == 1.0
+
+
+@pytest.mark.parametrize("params", [None, 7, "text", b"bytes", [], [{}], Flaw("two keys")])
+def test_what_is_no_map_costs_as_the_least(params: object) -> None:
+    assert cost_of(params) == 1.0
+
+
+def test_alone_nobody_waits(clock: list[float]) -> None:
+    found = Budget(100.0, is_shared=True)
+    found.charge(ALICE, 1e6)
+    assert found.owed_s(ALICE) == 0.0
+    assert clock
+
+
+def test_who_took_more_than_a_second_s_worth_waits_while_others_are_active(
+    clock: list[float],
+) -> None:
+    found = Budget(100.0, is_shared=True)
+    found.charge(ALICE, 150.0)
+    found.charge(BOB, 1.0)
+    assert found.owed_s(ALICE) == pytest.approx(0.51)
+    assert found.owed_s(BOB) == 0.0
+    clock[0] += 0.6
+    assert found.owed_s(ALICE) == 0.0
+
+
+def test_what_was_taken_alone_is_not_held_against_anybody_for_long(clock: list[float]) -> None:
+    found = Budget(100.0, is_shared=True)
+    found.charge(ALICE, 1e6)
+    found.charge(BOB, 1.0)
+    assert found.owed_s(ALICE) <= budget.ACTIVE_S
+    clock[0] += 1.1
+    assert found.owed_s(ALICE) == 0.0
+
+
+def test_root_and_a_daemon_of_one_user_wait_for_nobody(clock: list[float]) -> None:
+    shared, own = Budget(1.0, is_shared=True), Budget(1.0, is_shared=False)
+    for found in (shared, own):
+        for uid in (0, ALICE, BOB):
+            found.charge(uid, 1e6)
+    assert shared.owed_s(0) == own.owed_s(ALICE) == 0.0
+    assert shared.owed_s(ALICE) > 0
+    assert clock
+
+
+def test_reads_go_round_among_the_users() -> None:
+    """Ten questions of alice's, then one of bob's: his is second."""
+    order: list[str] = []
+
+    async def run() -> None:
+        found = Reads(Books())  # type: ignore[arg-type]
+        asked = [found.ask(ALICE, lambda _: order.append("alice")) for _ in range(10)]
+        asked.append(found.ask(BOB, lambda _: order.append("bob")))
+        await asyncio.gather(*asked)
+        found.close()
+
+    asyncio.run(run())
+    assert order.index("bob") <= 2
+    assert len(order) == 11
+
+
+def test_a_question_that_fails_or_is_given_up_holds_up_nobody() -> None:
+    async def run() -> list[Any]:
+        found = Reads(Books())  # type: ignore[arg-type]
+
+        def fail(_: object) -> None:
+            raise KeyError("gone")
+
+        given_up = asyncio.ensure_future(found.ask(ALICE, lambda _: 1))
+        given_up.cancel()
+        results = await asyncio.gather(
+            found.ask(ALICE, fail), found.ask(ALICE, lambda _: 2), return_exceptions=True
+        )
+        found.close()
+        return results
+
+    failed, answered = asyncio.run(run())
+    assert isinstance(failed, KeyError)
+    assert answered == 2
+
+
+def test_a_thousand_questions_of_one_user_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reads, "WAITING_PER_UID_MAX", 3)
+
+    async def run() -> list[Any]:
+        found = Reads(Books())  # type: ignore[arg-type]
+        asked = [found.ask(ALICE, lambda _: 1) for _ in range(9)]
+        results = await asyncio.gather(*asked, return_exceptions=True)
+        found.close()
+        return results
+
+    assert any(isinstance(result, LimitReached) for result in asyncio.run(run()))

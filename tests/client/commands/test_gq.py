@@ -1,0 +1,454 @@
+"""gq: tables, one job in full, JSON; bounded, escaped, and never a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any
+
+import pytest
+
+from gpusched_client.commands import gq as gq_module
+from gpusched_client.commands.gq import cli
+from tests.client.fake_server import FakeServer, Handler, Refusal
+
+Serve = Callable[[dict[str, Handler]], FakeServer]
+GIB = 2**30
+NOW_S = 1_767_225_600
+
+
+def view(job_id: int, state: str = "PENDING", **fields: Any) -> dict[str, Any]:
+    """A job as the daemon sends it; someone else's by default."""
+    job = {
+        "job_id": job_id,
+        "state": state,
+        "user": "bob",
+        "uid": 54_321,
+        "name": "train.py",
+        "gpus": 1,
+        "time_limit_s": 7200,
+    }
+    return {**job, **fields}
+
+
+LISTING = [
+    view(38, "FAILED", exit_code=3, started_at_s=NOW_S - 400, ended_at_s=NOW_S - 300),
+    view(
+        39, "CANCELLED", exit_code=0, exit_signal=15, cause="cancelled", cause_detail="by bob",
+        started_at_s=NOW_S - 90_400, ended_at_s=NOW_S - 100,
+    ),
+    view(40, "RUNNING", user="alice", uid=os.getuid(), gpus=2, gpu_indices=[0, 1],
+         started_at_s=NOW_S - 3661, time_limit_s=-1),
+    view(41, "RUNNING", gpu_indices=[2], vram_bytes=18 * GIB, started_at_s=NOW_S - 5),
+    view(42, gpus=4, queue_position=2, expected_start_s=NOW_S + 51_600,
+         reason={"code": "Priority", "text": "job 43 comes first"}),
+    view(43, gpus=8, queue_position=1, promised_start_s=NOW_S + 90_000, name="big",
+         reason={"code": "Resources", "text": "needs 8 GPUs, 1 is free", "numbers": {"free": 1}}),
+    view(44, gpus=0, reason={"code": "Held", "text": ""}, time_limit_s=None, user=None, name=None),
+    view(37, "CANCELLED", cause="cancelled", cause_detail="cancelled by bob",
+         ended_at_s=NOW_S - 500),
+    view(45, "CONFIGURING", vram_bytes=512 * 2**20, gpu_indices=[2]),
+]  # fmt: skip
+
+
+def listing(jobs: list[dict[str, Any]], total: int | None = None) -> dict[str, Handler]:
+    return {"jobs": lambda _: {"jobs": jobs, "total": len(jobs) if total is None else total}}
+
+
+@pytest.mark.usefixtures("midnight")
+def test_the_table_shows_running_first_then_the_queue_then_what_has_ended(
+    serve: Serve, run: Any, golden: Any
+) -> None:
+    server = serve(listing(LISTING))
+    golden("gq", run(cli).text)
+    assert server.requests == [("jobs", {"ended_within_s": 600})]
+
+
+@pytest.mark.usefixtures("midnight")
+def test_a_terminal_cuts_the_last_column_and_a_pipe_does_not(
+    serve: Serve, run: Any, golden: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve(listing(LISTING))
+    monkeypatch.setattr(gq_module, "terminal_width", lambda: 100)
+    outcome = run(cli)
+    golden("gq-100-columns", outcome.text)
+    assert max(map(len, outcome.out.splitlines())) <= 100
+
+
+@pytest.mark.usefixtures("midnight")
+@pytest.mark.parametrize("columns", [80, 90, 120, 200])
+def test_lines_fit_usual_terminals(
+    serve: Serve, run: Any, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    long = view(1, name="x" * 64, reason={"code": "Resources", "text": "y" * 300})
+    serve(listing([long]))
+    monkeypatch.setattr(gq_module, "terminal_width", lambda: columns)
+    assert max(map(len, run(cli).out.splitlines())) <= columns
+
+
+@pytest.mark.usefixtures("midnight")
+def test_a_narrow_terminal_gets_fewer_columns_and_no_wrapped_line(
+    serve: Serve, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve(
+        listing([view(1, time_limit_s=86_400 * 7, reason={"code": "Resources", "text": "y" * 99})])
+    )
+    monkeypatch.setattr(gq_module, "terminal_width", lambda: 60)
+    lines = run(cli).out.splitlines()
+    assert " ".join(lines[0].split()) == "JOBID NAME USER ST ELAPSED GPUS VRAM START GPU/REASON"
+    assert max(map(len, lines)) <= 60
+    chosen = run(cli, "--format", "JOBID,LIMIT,VRAM,COMMAND,DIRECTORY").out.splitlines()
+    assert " ".join(chosen[0].split()) == "JOBID LIMIT VRAM COMMAND DIRECTORY"
+
+
+def test_columns_stay_aligned_whatever_the_names(serve: Serve, run: Any) -> None:
+    """Wide characters take two places, combining ones none."""
+    serve(listing([view(1, name="訓練 7"), view(2, name="cafe\u0301"), view(3, name="plain")]))
+    rows = run(cli, "--format", "NAME,ST").out.splitlines()
+    assert rows == ["NAME    ST", "訓練 7  PD", "cafe\u0301    PD", "plain   PD"]
+
+
+def test_a_wide_name_is_cut_by_places(
+    serve: Serve, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve(listing([view(1, name="練" * 40)]))
+    monkeypatch.setattr(gq_module, "terminal_width", lambda: 20)
+    assert run(cli, "--format", "ST,NAME").out.splitlines()[1] == "PD  " + "練" * 6 + "..."
+
+
+def test_an_empty_host_shows_the_headings(serve: Serve, run: Any) -> None:
+    serve(listing([]))
+    outcome = run(cli)
+    assert outcome.out.startswith("JOBID  NAME  USER  ST  ELAPSED  LIMIT  GPUS  VRAM  START")
+    assert outcome.out.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "params"),
+    [
+        ("--me", {"users": [str(os.getuid())], "ended_within_s": 600}),
+        ("-u alice,me", {"users": ["alice", str(os.getuid())], "ended_within_s": 600}),
+        ("--state pd,Running", {"states": ["PENDING", "RUNNING"]}),
+        ("--name train", {"name": "train", "ended_within_s": 600}),
+        ("1-3,7 9", {"ids": [1, 2, 3, 7, 9]}),
+    ],
+)
+def test_filters_are_the_daemons_work(
+    serve: Serve, run: Any, words: str, params: dict[str, Any]
+) -> None:
+    server = serve(listing([]))
+    run(cli, *words.split())
+    assert server.requests == [("jobs", params)]
+
+
+def test_at_signs_name_my_last_jobs(serve: Serve, run: Any) -> None:
+    mine = [view(5), view(8), view(9)]
+
+    def jobs(params: dict[str, Any]) -> Any:
+        return {"jobs": mine[-params["limit"] :], "total": 3}
+
+    server = serve({"jobs": jobs, "job": lambda params: view(params["job_id"])})
+    assert "Job:          9" in run(cli, "@").out
+    assert "Job:          8" in run(cli, "@~1").out
+    outcome = run(cli, "@~3")
+    assert (outcome.status, outcome.err) == (67, "gq: @~3: you have 3 jobs on record\n")
+    assert server.requests[0] == ("jobs", {"users": [str(os.getuid())], "limit": 1})
+
+
+@pytest.mark.usefixtures("midnight")
+def test_a_short_list_keeps_the_newest_of_those_that_ended(serve: Serve, run: Any) -> None:
+    ended = [view(n, "COMPLETED", exit_code=0, ended_at_s=NOW_S - 60 + n) for n in (1, 2, 3, 4)]
+    serve(listing([*ended, view(5), view(6)]))
+    lines = run(cli, "-n", "4", "--format", "JOBID").out.split()
+    assert lines == ["JOBID", "5", "6", "3", "4"]
+    assert run(cli, "-n", "1", "--format", "JOBID").out.split() == ["JOBID", "5"]
+
+
+def test_what_a_script_is_given_is_no_command(serve: Serve, run: Any) -> None:
+    scripted = view(7, "COMPLETED", argv=[b"a", b"b c"], script_bytes=40, command="<script> a b c")
+    serve({"job": lambda _: scripted})
+    found = run(cli, "7").out
+    assert "Arguments:    a 'b c'" in found
+    assert "Command:" not in found
+
+
+@pytest.mark.usefixtures("midnight")
+def test_a_long_list_is_bounded_and_says_so_on_stderr(serve: Serve, run: Any) -> None:
+    newest = [view(number) for number in range(9_001, 10_001)]
+
+    def jobs(params: dict[str, Any]) -> Any:
+        running = [view(3, "RUNNING", gpu_indices=[0])]
+        is_active = "states" in params
+        return {"jobs": running if is_active else newest, "total": 1 if is_active else 20_000}
+
+    queue = [view(number) for number in range(500, 560)]
+    serve({"jobs": jobs, "queue": lambda _: {"jobs": queue, "total": 19_999}})
+    outcome = run(cli)
+    lines = outcome.out.splitlines()
+    assert len(lines) == 51
+    assert lines[1].split()[0] == "3"
+    assert lines[2].split()[0] == "500"
+    assert outcome.err == "showing 50 of 20000\n"
+    assert len(json.loads(run(cli, "--json", "-n", "7").out)["jobs"]) == 7
+
+
+def test_of_many_that_ended_the_newest_fill_what_the_live_ones_leave(
+    serve: Serve, run: Any
+) -> None:
+    def jobs(params: dict[str, Any]) -> Any:
+        if "states" in params:
+            return {"jobs": [view(3, "RUNNING")], "total": 1}
+        ended = [view(n, "COMPLETED", ended_at_s=float(n)) for n in range(2_001, 3_001)]
+        return {"jobs": ended, "total": 3_001}
+
+    serve({"jobs": jobs, "queue": lambda _: {"jobs": [view(9)], "total": 1}})
+    outcome = run(cli, "-n", "4")
+    rows = [line.split()[0] for line in outcome.out.splitlines()[1:]]
+    assert rows == ["3", "9", "2999", "3000"]
+    assert outcome.err == "showing 4 of 3001\n"
+
+
+def pages_of(waiting: range, running: range) -> Handler:
+    """The daemon's `jobs` over that many of one user's: newest last, a thousand a page."""
+
+    def jobs(params: dict[str, Any]) -> Any:
+        states = params.get("states", ["RUNNING", "PENDING"])
+        ids = [n for n in running if "RUNNING" in states]
+        ids += [n for n in waiting if "PENDING" in states]
+        page = [n for n in ids if n < params.get("before_id", 10**9)][-1000:]
+        state = {True: "RUNNING", False: "PENDING"}
+        return {"jobs": [view(n, state[n in running]) for n in page], "total": len(ids)}
+
+    return jobs
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (("--me", "-n", "3"), ["7", "101", "102"]),
+        (("--name", "x", "-t", "PD", "-n", "2"), ["101", "102"]),
+        (("-t", "PD", "-n", "2"), ["900", "901"]),
+        (("-t", "live", "-n", "2"), ["7", "900"]),
+        (("-t", "PD,CD", "-n", "2"), ["1601", "1602"]),
+    ],
+)
+def test_a_long_filtered_list_begins_with_what_runs_next(
+    serve: Serve, run: Any, words: tuple[str, ...], shown: list[str]
+) -> None:
+    """By the queue where everybody's jobs are asked for, else by the oldest of those that pass."""
+    queue = {"jobs": [view(900), view(901)], "total": 2_500}
+    serve({"jobs": pages_of(range(101, 2_601), range(7, 8)), "queue": lambda _: queue})
+    outcome = run(cli, *words)
+    assert [line.split()[0] for line in outcome.out.splitlines()[1:]] == shown
+    assert outcome.err.startswith(f"showing {len(shown)} of 2")
+
+
+@pytest.mark.usefixtures("midnight")
+def test_json_has_the_wires_names_with_iso_times(serve: Serve, run: Any) -> None:
+    serve(listing(LISTING))
+    outcome = run(cli, "--json")
+    value = json.loads(outcome.out)
+    assert value["total"] == 9
+    by_id = {job["job_id"]: job for job in value["jobs"]}
+    assert by_id[41]["started_at"] == "2025-12-31T23:59:55Z"
+    assert by_id[41]["vram_bytes"] == 18 * GIB
+    assert by_id[43]["promised_start"] == "2026-01-02T01:00:00Z"
+    assert by_id[43]["reason"] == {
+        "code": "Resources",
+        "text": "needs 8 GPUs, 1 is free",
+        "numbers": {"free": 1},
+    }
+    assert by_id[42]["ended_at"] is None
+    assert "started_at_s" not in by_id[41]
+
+
+@pytest.mark.usefixtures("midnight")
+def test_columns_can_be_chosen_by_name_or_by_squeues_letters(
+    serve: Serve, run: Any, golden: Any
+) -> None:
+    serve(listing(LISTING))
+    chosen = run(cli, "--format", "jobid,STATE,exit,cause,start,reason").text
+    golden("gq-format", chosen + run(cli, "--format", "%.6i %.9j %T %R").text)
+    outcome = run(cli, "--format", "COLOUR")
+    assert outcome.status == 2
+    assert "'COLOUR' is no column" in outcome.err
+
+
+PENDING_DETAIL = view(
+    43, gpus=8, queue_position=1, promised_start_s=NOW_S + 3600, priority=812.34, nice=5,
+    priority_parts={"fair-share": 790.0, "age": 27.34, "nice": -5},
+    reason={"code": "Resources", "text": "needs 8 GPUs, 1 is free"}, submitted_at_s=NOW_S - 60,
+    argv=[b"python", b"my train.py", b"\xff\x1b"], cwd=b"/home/bob", output=b"gsub-%j.out",
+    explanations=["would start now with 1 GPU", "would start now with --time 2h or less"],
+    events=[{"at_s": NOW_S - 60, "kind": "submitted", "text": "by bob"}],
+)  # fmt: skip
+ENDED_DETAIL = view(
+    38, "TIMEOUT", exit_code=0, exit_signal=15, cause="time_limit", gpu_indices=[2], attempt=2,
+    gpu_uuids=["GPU-2"], submitted_at_s=NOW_S - 9000, started_at_s=NOW_S - 7300,
+    ended_at_s=NOW_S - 100, vram_bytes=18 * GIB, cpu_user_s=12.34, cpu_system_s=1,
+    max_rss_bytes=3 * GIB, vram_peak_bytes=17 * GIB, script_bytes=120, command="job.sh a",
+)  # fmt: skip
+
+
+@pytest.mark.usefixtures("midnight")
+@pytest.mark.parametrize(
+    ("name", "job"), [("gq-pending-job", PENDING_DETAIL), ("gq-ended-job", ENDED_DETAIL)]
+)
+def test_one_job_is_explained_in_full(
+    serve: Serve, run: Any, golden: Any, name: str, job: dict[str, Any]
+) -> None:
+    server = serve({"job": lambda _: job})
+    golden(name, run(cli, str(job["job_id"])).text)
+    assert server.requests == [("job", {"job_id": job["job_id"]})]
+
+
+def test_one_job_as_json_is_one_object_with_bytes_as_text(serve: Serve, run: Any) -> None:
+    serve({"job": lambda _: PENDING_DETAIL})
+    value = json.loads(run(cli, "43", "--json").out)
+    assert value["argv"] == ["python", "my train.py", "\udcff\x1b"]
+    assert value["events"] == [
+        {"at": "2025-12-31T23:59:00Z", "kind": "submitted", "text": "by bob"}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("state", "word"),
+    [
+        ("PENDING", "running"),
+        ("RUNNING", "running"),
+        ("COMPLETING", "running"),
+        ("COMPLETED", "success"),
+        ("FAILED", "failed"),
+        ("CANCELLED", "failed"),
+    ],
+)
+def test_status_is_one_word_and_zero_for_every_known_job(
+    serve: Serve, run: Any, state: str, word: str
+) -> None:
+    serve({"job": lambda _: view(7, state)})
+    outcome = run(cli, "--status", "7")
+    assert (outcome.status, outcome.out) == (0, f"{word}\n")
+
+
+def test_unknown_jobs_are_67(serve: Serve, run: Any) -> None:
+    def refuse(_params: dict[str, Any]) -> Any:
+        raise Refusal("not_found", "no job 7; gq shows those that there are")
+
+    serve({"job": refuse, "jobs": lambda _: {"jobs": [view(8)], "total": 1}})
+    assert run(cli, "7").status == 67
+    assert run(cli, "--status", "7").status == 67
+    several = run(cli, "7", "8")
+    assert (several.status, several.err) == (67, "gq: no such job: 7\n")
+    assert several.out.count("\n") == 2
+    together = shell("$GQ 7 8 2>&1").stdout.splitlines()
+    assert [line.split()[0] for line in together] == ["JOBID", "8", "gq:"]
+
+
+def test_an_empty_list_tells_of_a_name_that_is_nobodys(serve: Serve, run: Any) -> None:
+    serve(listing([]))
+    outcome = run(cli, "-u", "nosuchuser,root,4711")
+    assert (outcome.status, outcome.err) == (0, "gq: no user is named 'nosuchuser' here\n")
+    assert run(cli, "-u", "root").err == ""
+
+
+def test_a_status_is_one_jobs(serve: Serve, run: Any) -> None:
+    serve({})
+    outcome = run(cli, "--status", "1-3")
+    assert outcome.status == 2
+    assert "'1-3' names 3 jobs; name one" in outcome.err
+
+
+def test_gpus_show_what_is_unknown_as_unknown(serve: Serve, run: Any, golden: Any) -> None:
+    gpus = [
+        {"index": 0, "uuid": "GPU-0", "model": "NVIDIA A100", "total_bytes": 80 * GIB,
+         "used_bytes": 0, "promised_bytes": 0, "foreign_bytes": 0, "state": "ok",
+         "utilization": 0, "jobs": []},
+        {"index": 1, "uuid": "GPU-1", "model": "NVIDIA A100", "total_bytes": 80 * GIB,
+         "used_bytes": 21 * GIB, "promised_bytes": 36 * GIB, "foreign_bytes": GIB // 2,
+         "state": "ok", "utilization": 97.4, "jobs": [40, 41], "stale": True},
+        {"index": 2, "uuid": "GPU-2", "model": "NVIDIA A100", "total_bytes": 80 * GIB,
+         "used_bytes": None, "state": "unread", "reason": "memory cannot be read\x1b"},
+    ]  # fmt: skip
+    serve({"gpus": lambda _: {"gpus": gpus}})
+    golden("gq-gpus", run(cli, "--gpus").text)
+    assert json.loads(run(cli, "--gpus", "--json").out)["gpus"][2]["used_bytes"] is None
+
+
+def test_usage_shows_shares_and_factors(serve: Serve, run: Any, golden: Any) -> None:
+    users = [
+        {"user": "alice", "uid": 1, "usage_gpu_s": 0, "shares": 1, "factor": 1.0,
+         "running_jobs": 3, "running_gpus": 2.5416666, "pending_jobs": 2},
+        {"user": "bob", "uid": 2, "usage_gpu_s": 86_400, "shares": 2.5, "factor": 0.25},
+    ]  # fmt: skip
+    serve({"usage": lambda _: {"users": users}})
+    golden("gq-usage", run(cli, "--usage").text)
+
+
+def test_questions_that_exclude_each_other_are_usage_errors(run: Any, golden: Any) -> None:
+    lines = [
+        ["--gpus", "7"],
+        ["--me", "-u", "bob"],
+        ["7", "--me"],
+        ["--gpus", "-u", "bob"],
+        ["--state", "SLEEPING"],
+        ["x"],
+        ["3-1"],
+        ["-n", "0"],
+    ]
+    golden("gq-usage-errors", "".join(f"$ gq {' '.join(x)}\n{run(cli, *x).text}" for x in lines))
+
+
+def test_it_says_its_version(run: Any) -> None:
+    outcome = run(cli, "--version")
+    assert (outcome.status, outcome.out) == (0, f"gq {version('gpuschedd')}\n")
+
+
+def test_the_help_is_as_documented(run: Any, golden: Any) -> None:
+    golden("gq-help", run(cli, "--help").text)
+
+
+@pytest.mark.parametrize("code", ["invalid", "too_large", "denied"])
+def test_refusals_are_one_line_with_their_status(serve: Serve, run: Any, code: str) -> None:
+    def refuse(_params: dict[str, Any]) -> Any:
+        raise Refusal(code, "no")
+
+    serve({"jobs": refuse, "gpus": refuse})
+    expected = {"invalid": 2, "too_large": 65, "denied": 77}[code]
+    for words in ([], ["--gpus"]):
+        outcome = run(cli, *words)
+        assert (outcome.status, outcome.out, outcome.err) == (expected, "", "gq: no\n")
+
+
+def shell(line: str) -> subprocess.CompletedProcess[str]:
+    """A shell line in which $GQ is the command."""
+    environment = {**os.environ, "GQ": f"{sys.executable} -m gpusched_client.commands.gq"}
+    command = ["bash", "-c", line]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+
+
+def test_a_reader_that_leaves_gives_no_traceback(serve: Serve) -> None:
+    serve(listing([view(number, name="x" * 64) for number in range(1, 1001)]))
+    result = shell("$GQ -n 1000 | head -1; echo ${PIPESTATUS[0]}")
+    assert result.stdout.splitlines()[0].startswith("JOBID")
+    assert result.stdout.splitlines()[1] in ("0", "141")
+    assert result.stderr == ""
+    closed = shell("$GQ --help | true; $GQ >&-; true")
+    assert "Traceback" not in closed.stderr
+
+
+def test_an_answer_that_cannot_be_written_is_an_error(serve: Serve) -> None:
+    serve(listing([view(1)]))
+    result = shell("$GQ >/dev/full")
+    assert result.returncode == 74
+    assert result.stderr == "gq: cannot write the answer: No space left on device\n"
+
+
+def test_any_locale_can_show_any_name(serve: Serve) -> None:
+    serve(listing([view(1, user="ü\u202e\x1b[31m", name="日本")]))
+    result = shell("PYTHONIOENCODING=ascii LC_ALL=C $GQ")
+    assert result.returncode == 0
+    assert "\\xfc\\u202e\\x1b[31m" in result.stdout

@@ -1,0 +1,441 @@
+"""The Python API: which daemon it talks to, what it sends, and what it does when that goes away."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gpusched_client
+from gpusched_client import Client, job_request, paths
+from gpusched_client import client as connection
+from gpusched_client.errors import (
+    BY_CODE,
+    Conflict,
+    Denied,
+    GpuschedError,
+    Infeasible,
+    Internal,
+    Invalid,
+    NotFound,
+    StillRunning,
+    TooLarge,
+    Unavailable,
+)
+from gpusched_client.terms import JobState
+from tests.client.fake_server import FakeServer, Handler, Hangup, Raw, Refusal
+from tests.support.daemon import until
+
+Serve = Callable[[dict[str, Handler]], FakeServer]
+JOB_7 = {"job_id": 7, "state": "COMPLETED", "exit_code": 0}
+
+
+def failing_first(times: int, failure: Exception, result: Any) -> Handler:
+    """A handler that fails so many times before it answers."""
+    left = [times]
+
+    def handle(_params: dict[str, Any]) -> Any:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise failure
+        return result
+
+    return handle
+
+
+def refusing(error: Exception) -> Handler:
+    return failing_first(10**9, error, None)
+
+
+def test_submit_and_wait_as_the_documentation_shows(serve: Serve) -> None:
+    server = serve(
+        {
+            "submit": lambda _: {"job_ids": [7], "time_limits_s": [86_400]},
+            "wait": lambda _: {"jobs": [JOB_7], "timed_out": False},
+        }
+    )
+    with Client() as c:
+        job = c.submit(["python", "train.py"], gpus=2, vram="18G", time_limit="2h")
+        ended = c.wait(job.id)
+    assert (job.id, job.time_limit_s) == (7, 86_400)
+    assert (ended.state, ended.exit_code) == (JobState.COMPLETED, 0)
+    (_, params), (_, waited) = server.requests
+    (sent,) = params["jobs"]
+    assert sent["argv"] == [b"python", b"train.py"]
+    assert (sent["gpus"], sent["vram_bytes"], sent["time_limit_s"]) == (2, 18 * 2**30, 7200)
+    assert sent["cwd"] == os.getcwdb()
+    assert sent["environment"] == {name: value for name, value in os.environb.items() if name}
+    assert sent["name"] == "python"
+    assert waited == {"job_ids": [7]}
+
+
+def test_the_command_and_the_environment_are_sent_byte_for_byte(serve: Serve) -> None:
+    server = serve({"submit": lambda _: {"job_ids": [1]}})
+    words = [b"./a b", b"\xff\n", "", "-x", Path("p"), "\udcfe"]
+    with Client() as c:
+        c.submit(words, environment={b"A": b"\xff\n="}, cwd="/tmp")
+    (sent,) = server.requests[0][1]["jobs"]
+    assert sent["argv"] == [b"./a b", b"\xff\n", b"", b"-x", b"p", b"\xfe"]
+    assert sent["environment"] == {b"A": b"\xff\n="}
+
+
+@pytest.mark.parametrize("failure", [Hangup(), Refusal("unavailable", "about to stop")], ids=repr)
+def test_a_submission_is_sent_again_with_its_id_when_the_daemon_goes_away(
+    serve: Serve, failure: Exception
+) -> None:
+    server = serve({"submit": failing_first(3, failure, {"job_ids": [7]})})
+    with Client() as c:
+        assert c.submit(["true"]).id == 7
+    ids = [params["submission_id"] for _, params in server.requests]
+    assert len(ids) == 4
+    assert len(set(ids)) == 1
+
+
+def test_two_submissions_have_two_ids(serve: Serve) -> None:
+    server = serve({"submit": lambda _: {"job_ids": [7]}})
+    with Client() as c:
+        c.submit(["true"])
+        c.submit(["true"])
+    assert server.requests[0][1]["submission_id"] != server.requests[1][1]["submission_id"]
+
+
+def test_many_are_submitted_together_and_share_their_environment_on_the_wire(serve: Serve) -> None:
+    server = serve({"submit": lambda _: {"job_ids": [1, 2, 3]}})
+    with Client() as c:
+        jobs = c.submit_many(job_request(["true", str(number)]) for number in range(3))
+    assert [job.id for job in jobs] == [1, 2, 3]
+    assert "environment" in server.requests[0][1]["common"]
+
+
+def test_a_wait_goes_on_over_a_restart_of_the_daemon(serve: Serve) -> None:
+    asked, dropped = threading.Event(), threading.Event()
+
+    def wait(_params: Any) -> dict[str, Any]:
+        asked.set()
+        assert dropped.wait(20)
+        return {"jobs": [JOB_7]}
+
+    server = serve({"wait": wait})
+
+    def restart() -> None:
+        assert asked.wait(20)
+        server.drop_connections()
+        dropped.set()
+
+    restarting = threading.Thread(target=restart)
+    restarting.start()
+    with Client() as c:
+        assert c.wait([7])[0].job_id == 7
+    restarting.join()
+    assert server.connections == 2
+
+
+def test_a_wait_that_takes_too_long_is_a_timeout(serve: Serve) -> None:
+    serve({"wait": lambda _: {"jobs": [{"job_id": 7, "state": "RUNNING"}], "timed_out": True}})
+    with Client() as c, pytest.raises(StillRunning) as caught:
+        c.wait(7, timeout_s=0.1)
+    assert isinstance(caught.value, TimeoutError)
+    assert isinstance(caught.value, GpuschedError)
+    assert str(caught.value) == "job 7 is not final after 0.1 s"
+    assert caught.value.data == {"job_ids": [7]}
+
+
+def test_the_public_names_are_listed() -> None:
+    """Completion and help() find them though they are imported late."""
+    assert set(gpusched_client.__all__) <= set(dir(gpusched_client))
+    assert gpusched_client.NotFound is NotFound
+    assert {"GpuschedError", *[kind.__name__ for kind in BY_CODE.values()]} <= set(
+        gpusched_client.__all__
+    )
+
+
+def test_states_are_named_as_for_gq_and_others_are_refused(serve: Serve) -> None:
+    server = serve({"jobs": lambda _: {"jobs": [], "total": 0}})
+    with Client() as c:
+        c.jobs(states=["r", JobState.PENDING])
+        with pytest.raises(Invalid, match="'RUN' is no job state; use live, final, all or PENDING"):
+            c.jobs(states=["RUN"])
+    ((_, params),) = server.requests
+    assert params["states"] == ["RUNNING", "PENDING"]
+
+
+def test_a_connection_that_was_closed_while_idle_is_opened_again_also_for_a_signal(
+    serve: Serve,
+) -> None:
+    server = serve({"cancel": lambda _: {"outcomes": [{"job_id": 7, "text": "signalled"}]}})
+    with Client() as c:
+        c.cancel(7, signal=10)
+        server.drop_connections()
+        assert c.cancel(7, signal=10)[0].text == "signalled"
+    assert server.connections == 2
+
+
+def test_a_signal_is_never_sent_twice(serve: Serve) -> None:
+    server = serve({"cancel": refusing(Hangup())})
+    with Client() as c, pytest.raises(Unavailable):
+        c.cancel(7, signal=10)
+    assert len(server.requests) == 1
+
+
+def test_a_daemon_that_stays_away_is_unavailable_after_the_reconnect_time(serve: Serve) -> None:
+    server = serve({"hello": refusing(Hangup())})
+    with Client(reconnect_s=2.0) as c, pytest.raises(Unavailable, match="hello"):
+        c.hello()
+    assert len(server.requests) > 1
+
+
+def test_no_reply_in_time_is_unavailable_and_not_asked_again(serve: Serve) -> None:
+    given_up = threading.Event()
+    server = serve({"hello": lambda _: given_up.wait(20)})
+    with Client(timeout_s=0.1) as c, pytest.raises(Unavailable, match="no reply in"):
+        c.hello()
+    until(lambda: server.requests, "the server has read what was asked")
+    given_up.set()
+    assert len(server.requests) == 1
+
+
+def test_a_service_that_does_not_start_is_named_where_pid_1_listens_for_it(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The socket takes requests all the same, so that a restart costs nobody a call."""
+    given_up = threading.Event()
+    server = serve({"hello": lambda _: given_up.wait(20)})
+    monkeypatch.setattr(paths, "SYSTEM_SOCKET", server.path)
+    with Client(timeout_s=0.1) as c, pytest.raises(Unavailable, match="systemctl status"):
+        c.hello()
+    given_up.set()
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("invalid", Invalid),
+        ("infeasible", Infeasible),
+        ("denied", Denied),
+        ("conflict", Conflict),
+        ("too_large", TooLarge),
+        ("colour", Internal),
+    ],
+)
+def test_a_refusal_is_the_error_of_its_code_with_its_data(
+    serve: Serve, code: str, kind: type[GpuschedError]
+) -> None:
+    serve({"submit": refusing(Refusal(code, "no", {"limit": 3}))})
+    with Client() as c, pytest.raises(kind) as caught:
+        c.submit(["true"])
+    assert (caught.value.message, caught.value.data) == ("no", {"limit": 3})
+
+
+@pytest.mark.parametrize("data", [b"HTTP/1.1 400 Bad Request\r\n", b"\xc1", b"\x91\x00"])
+def test_a_server_that_speaks_something_else_is_named_as_such(serve: Serve, data: bytes) -> None:
+    serve({"hello": refusing(Raw(data))})
+    with Client() as c, pytest.raises(Internal, match="does not speak our protocol"):
+        c.hello()
+
+
+def test_a_reply_that_is_not_understood_is_the_daemons_bug(serve: Serve) -> None:
+    serve({"job": lambda _: {"job_id": True}})
+    with Client() as c, pytest.raises(Internal, match="job_id"):
+        c.job(7)
+
+
+def test_a_reply_with_null_id_refuses_the_request_under_way(serve: Serve) -> None:
+    import msgpack
+
+    error = {"code": "too_large", "message": "too long", "data": {}}
+    serve({"hello": refusing(Raw(msgpack.packb([1, None, error, None])))})
+    with Client() as c, pytest.raises(TooLarge, match="too long"):
+        c.hello()
+
+
+def test_what_could_not_be_sent_is_refused_before_it_is_sent(serve: Serve) -> None:
+    server = serve({})
+    with Client() as c:
+        with pytest.raises(Invalid, match=r"job\.gpus"):
+            c.submit(["true"], gpus=5000)
+        with pytest.raises(Invalid, match="give a list"):
+            c.submit("true")
+        with pytest.raises(TooLarge):
+            c.submit(["true"], environment={f"V{index}": "x" * 100_000 for index in range(9)})
+    assert server.requests == []
+
+
+def test_watch_goes_on_after_a_lost_connection_from_the_last_event(serve: Serve) -> None:
+    server = serve({"watch": lambda _: {"last_event_id": 3}})
+    server.follow_ups = [{"event_id": number, "at_s": 1, "kind": "job"} for number in (4, 5)]
+    events = iter(Client().watch())
+    assert next(events).event_id == 4
+    server.drop_connections()
+    assert next(events).event_id == 5
+    assert [params for _, params in server.requests] == [{}, {"since": 4}]
+
+
+def test_every_other_method_returns_its_part_of_the_answer(serve: Serve) -> None:
+    gpu = {"index": 0, "uuid": "GPU-0"}
+    serve(
+        {
+            "hello": lambda _: {
+                "protocol": 1, "version": "0", "mode": "user", "uid": 1, "user": "a", "admin": True,
+            },
+            "jobs": lambda _: {"jobs": [JOB_7], "total": 9},
+            "queue": lambda _: {"jobs": [], "total": 0},
+            "job": lambda _: JOB_7,
+            "update": lambda _: {"outcomes": [{"job_id": 7}]},
+            "gpus": lambda _: {"gpus": [gpu]},
+            "usage": lambda _: {"users": [{"user": "a", "usage_gpu_s": 1}]},
+            "stats": lambda _: {"counters": {"passes": 1}},
+            "drain": lambda _: {"gpu": gpu},
+            "resume": lambda _: {"gpu": gpu},
+            "reload": lambda _: {"changed": ["shares"]},
+        }
+    )  # fmt: skip
+    with Client() as c:
+        assert c.hello().admin
+        assert c.jobs([7], states=["PENDING"]).total == 9
+        assert c.queue(limit=5).jobs == ()
+        assert c.job(7).id == 7
+        assert c.update([7], time_limit="2h")[0].job_id == 7
+        assert c.gpus()[0].used_bytes is None
+        assert c.usage()[0].user == "a"
+        assert c.stats() == {"passes": 1}
+        assert c.drain(0, "fan").uuid == c.resume("GPU-0").uuid == "GPU-0"
+        assert c.reload() == ("shares",)
+
+
+# -------------------------------------------------------------------------------- which one
+
+
+def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, runtime: Path | None) -> None:
+    monkeypatch.delenv("GPUSCHED_SOCKET", raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(paths, "SYSTEM_SOCKET", tmp_path / "system.sock")
+    if runtime is None:
+        monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    else:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+
+
+def test_without_a_runtime_directory_the_socket_lies_in_the_state_directory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    home(monkeypatch, tmp_path, None)
+    own = tmp_path / "state/gpuschedd/gpuschedd.sock"
+    assert paths.user_socket() == own
+    assert paths.client_sockets() == [own, tmp_path / "system.sock"]
+
+
+def test_the_users_own_socket_comes_before_the_systems_and_a_named_one_stands_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    home(monkeypatch, tmp_path, tmp_path / "run")
+    own = tmp_path / "run/gpuschedd/gpuschedd.sock"
+    in_state = tmp_path / "state/gpuschedd/gpuschedd.sock"
+    assert paths.client_sockets() == [own, in_state, tmp_path / "system.sock"]
+    monkeypatch.setenv("GPUSCHED_SOCKET", "/x/y.sock")
+    assert paths.client_sockets() == [Path("/x/y.sock")]
+
+
+def test_a_dead_socket_is_passed_over_for_the_next_live_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    home(monkeypatch, tmp_path, None)
+    own = paths.user_socket()
+    own.parent.mkdir(parents=True)
+    dead = socket.socket(socket.AF_UNIX)
+    dead.bind(str(own))
+    dead.close()
+    server = FakeServer(tmp_path / "system.sock", {"reload": lambda _: {"changed": []}})
+    with Client() as c:
+        assert c.reload() == ()
+    server.close()
+
+
+def test_nobody_there_says_where_it_looked_and_how_to_start_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    home(monkeypatch, tmp_path, None)
+    # At once: the first connection of all is not waited for.
+    with Client(reconnect_s=3600.0) as c, pytest.raises(Unavailable) as caught:
+        c.hello()
+    assert str(tmp_path / "system.sock") in caught.value.message
+    assert "Start your own with `gpuschedd`" in caught.value.message
+    assert caught.value.exit_status == 69
+
+
+def test_a_server_that_is_neither_root_nor_oneself_is_refused(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve({"hello": lambda _: None})
+
+    class Foreign(socket.socket):
+        def getsockopt(self, *_args: Any) -> Any:
+            return struct.pack("iII", 1, 12_345, 12_345)
+
+    monkeypatch.setattr(connection.socket, "socket", Foreign)
+    with Client() as c, pytest.raises(Denied, match="uid 12345"):
+        c.hello()
+    assert server.requests == []
+
+
+def test_a_full_backlog_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "full.sock"
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    listener.listen(0)
+    waiting = [socket.socket(socket.AF_UNIX) for _ in range(2)]
+    for sock in waiting:
+        sock.setblocking(False)
+        sock.connect_ex(str(path))
+    monkeypatch.setattr(connection, "BACKLOG_RETRY_S", 60.0)
+    threading.Timer(0.2, lambda: [listener.accept() for _ in range(2)]).start()
+    sock = connection._open(path)
+    assert sock.getpeername() == str(path)
+    for opened in (sock, listener, *waiting):
+        opened.close()
+
+
+def test_a_socket_path_that_is_too_long_is_invalid(tmp_path: Path) -> None:
+    with Client(tmp_path / ("x" * 120)) as c, pytest.raises(Invalid, match="107"):
+        c.hello()
+
+
+@pytest.mark.parametrize(
+    ("uid", "uid_map", "owner", "writable", "expected"),
+    [
+        (65_534, "0 3001 1\n", 65_534, False, True),
+        (65_534, "0 0 4294967295\n", 65_534, False, False),  # root is mapped: this is not root
+        (65_534, "0 3001 1\n", 65_534, True, False),  # a place that we could have made
+        (65_534, "0 3001 1\n", 0, False, False),  # a place of our own namespace
+        (3002, "0 3001 1\n", 65_534, False, False),
+    ],
+)
+def test_the_hosts_root_is_known_from_within_a_user_namespace(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    uid: int,
+    uid_map: str,
+    owner: int,
+    writable: bool,
+    expected: bool,
+) -> None:
+    """`unshare -Ur` changes nothing: only root can have made the system's own place."""
+    place = tmp_path / "run"
+    place.mkdir()
+    monkeypatch.setattr(connection.paths, "SYSTEM_SOCKET", place / "s.sock")
+    monkeypatch.setattr(connection.os, "access", lambda *_: writable)
+    real = Path.stat
+
+    def stat_of(path: Path, **options: bool) -> os.stat_result:
+        found = list(real(path, **options))
+        found[4] = owner
+        return os.stat_result(found)
+
+    monkeypatch.setattr(connection.Path, "stat", stat_of)
+    assert connection._may_be_hidden_root(uid, place / "s.sock", uid_map) is expected
+    assert not connection._may_be_hidden_root(uid, tmp_path / "other.sock", uid_map)

@@ -1,0 +1,205 @@
+"""Which GPUs the daemon uses, and what simulated ones show."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpusched_client import Client
+from gpusched_client import simulation as simclaims
+from gpusched_client.errors import Invalid
+from gpusched_client.terms import JobState
+from gpuschedd.gpu.simulated.source import simulated_inventory
+from tests.support.daemon import DaemonProcess, daemon_in, until
+
+GIB = 2**30
+
+
+def test_a_host_is_written_as_groups_of_cards() -> None:
+    """Indices run through; sizes are exact."""
+    gpus = simulated_inventory("2x80G+1x24G")
+    assert [(gpu.index, gpu.total_bytes) for gpu in gpus] == [
+        (0, 80 * GIB),
+        (1, 80 * GIB),
+        (2, 24 * GIB),
+    ]
+
+
+@pytest.mark.parametrize("text", ["", "4", "x24G", "0x24G", "4x", "4x24Q", "2x80G+", "9999x1G"])
+def test_a_host_that_is_none_says_how_to_write_one(text: str) -> None:
+    """The error names the value and the form."""
+    with pytest.raises(Invalid):
+        simulated_inventory(text)
+
+
+def test_gpus_left_alone_take_no_job(tmp_path: Path) -> None:
+    """--gpus 0,2 of four: two jobs run, on these two."""
+    with daemon_in(tmp_path, "4x24G", "--gpus", "0,2") as daemon, daemon.client() as client:
+        jobs = [client.submit(["sleep", "30"], output="/dev/null").id for _ in range(3)]
+        until(
+            lambda: sum(j.state is JobState.RUNNING for j in client.jobs(ids=jobs).jobs) == 2,
+            "two run",
+        )
+        used = sorted(job.gpu_indices or () for job in client.jobs(ids=jobs).jobs)
+        assert used == [(), (0,), (2,)]
+
+
+def test_a_name_that_is_no_gpu_is_pointed_out(tmp_path: Path) -> None:
+    """In the log, in the status, beside the GPUs, and in the reason of what waits."""
+    with daemon_in(tmp_path, "2x1G", "--gpus", "9") as daemon, daemon.client() as client:
+        text = "gpus names 9: no such GPU here (there are 0, 1)"
+        assert text in daemon.log.read_text()
+        assert text in daemon.run("gctl", "status").stdout
+        assert text in daemon.run("gq", "--gpus").stderr
+        job = client.submit(["true"], output="/dev/null")
+        until(lambda: text in _reason(client, job.id), "it waits, and says why")
+
+
+def _reason(client: Client, job_id: int) -> str:
+    found = client.job(job_id).reason
+    return found.text or "" if found else ""
+
+
+def test_one_wrong_name_of_two_is_a_warning(tmp_path: Path) -> None:
+    """The other GPU is used."""
+    with daemon_in(tmp_path, "2x1G", "--gpus", "1,9") as daemon, daemon.client() as client:
+        assert "gpus names 9: no such GPU here" in daemon.log.read_text()
+        assert [gpu.index for gpu in client.gpus()] == [1]
+
+
+def test_claims_show_as_use_and_go_with_their_process(daemon: DaemonProcess) -> None:
+    """Memory of a simulated GPU is what live processes claim, however they end."""
+    with daemon.client() as client:
+        job = client.submit(
+            [f"{Path(sys.executable).parent}/gpusched-simjob", "--vram", "8G", "--hold", "60"],
+            vram="10G",
+            output="/dev/null",
+        )
+        until(lambda: client.gpus()[0].used_bytes == 8 * GIB, "its claim shows")
+        assert client.gpus()[0].foreign_bytes == 0
+        client.cancel([job.id])
+        client.wait(job.id, timeout_s=30)
+        until(lambda: client.gpus()[0].used_bytes == 0, "its claim is gone")
+
+
+@pytest.mark.parametrize(
+    "content", [60_000 * "[", '{"gpus": {"a": 1e999}}', '{"gpus": [1]}', "nan", "", "\0"]
+)
+def test_a_claim_of_nonsense_is_passed_over(tmp_path: Path, content: str) -> None:
+    """Whoever may claim may write anything."""
+    own = f"{os.getpid()}.{simclaims.start_ticks_of(os.getpid())}"
+    (tmp_path / own).write_text(content)
+    assert list(simclaims.read_claims(tmp_path)) == []
+
+
+def test_the_host_s_file_follows_nothing_that_others_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All users of a shared host may write where it lies."""
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    claims = tmp_path / "claims"
+    claims.mkdir()
+    monkeypatch.setattr(os, "urandom", bytes)
+    (claims / f".host.json.{os.getpid()}").symlink_to(victim)
+    simclaims.write_host(claims, {"GPU-1": GIB})
+    assert simclaims.read_totals(claims) == {"GPU-1": GIB}
+    (claims / f".host.json.{16 * '0'}").symlink_to(victim)
+    with pytest.raises(FileExistsError):
+        simclaims.write_host(claims, {"GPU-1": 2 * GIB})
+    assert victim.read_text() == "precious"
+
+
+def test_a_look_that_breaks_ends_no_daemon(daemon: DaemonProcess) -> None:
+    """The source's own mistake is a reason to place nothing, until it is over."""
+    claims = daemon.state_dir / "sim"
+    with daemon.client() as client:
+        claims.rename(daemon.state_dir / "away")
+        claims.write_text("no directory")
+        until(lambda: client.gpus_result().problem, "the trouble shows")
+        assert "NotADirectoryError" in str(client.gpus_result().problem)
+        claims.unlink()
+        (daemon.state_dir / "away").rename(claims)
+        until(lambda: client.gpus_result().problem is None, "it is over")
+
+
+def test_foreign_use_keeps_whole_jobs_away_and_is_named(daemon: DaemonProcess) -> None:
+    """A process outside the scheduler on every card: the reason says who and how much."""
+    uuids = ",".join(f"GPU-51300000-0000-4000-8000-{index:012d}" for index in range(4))
+    stranger = subprocess.Popen(
+        [sys.executable, "-m", "gpusched_client.commands.simjob", "--vram", "3G", "--hold", "120"],
+        env={"GPUSCHED_SIM_DIR": str(daemon.state_dir / "sim"), "GPUSCHED_GPU_UUIDS": uuids},
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        with daemon.client() as client:
+            until(lambda: (client.gpus()[3].foreign_bytes or 0) > 0, "it is seen")
+            job = client.submit(["true"], output="/dev/null")
+            shared = client.submit(["true"], vram="4G", output="/dev/null")
+            assert client.wait(shared.id, timeout_s=30).state is JobState.COMPLETED
+            words = f"pid {stranger.pid}"
+            until(lambda: words in _reason(client, job.id), "it waits, and says for whom")
+            stranger.kill()
+            stranger.wait()
+            assert client.wait(job.id, timeout_s=30).state is JobState.COMPLETED
+    finally:
+        if stranger.poll() is None:
+            stranger.kill()
+            stranger.wait()
+
+
+def simjob_outside(hold: str = "120", **environment: str) -> subprocess.Popen[bytes]:
+    """One that is no job, as somebody's notebook is none."""
+    words = [
+        sys.executable,
+        "-m",
+        "gpusched_client.commands.simjob",
+        "--vram",
+        "3G",
+        "--hold",
+        hold,
+    ]
+    return subprocess.Popen(
+        words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+
+
+def test_a_process_outside_claims_on_the_daemon_that_a_client_would_find(
+    daemon: DaemonProcess,
+) -> None:
+    """CUDA_VISIBLE_DEVICES is all that it says of GPUs, as with CUDA."""
+    stranger = simjob_outside(GPUSCHED_SOCKET=str(daemon.socket), CUDA_VISIBLE_DEVICES="1,3")
+    try:
+        with daemon.client() as client:
+            until(lambda: (client.gpus()[3].foreign_bytes or 0) > 0, "it is seen")
+            seen = [gpu.used_bytes for gpu in client.gpus()]
+            assert seen == [0, 3 * GIB, 0, 3 * GIB]
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+@pytest.mark.parametrize("name", ["CUDA_VISIBLE_DEVICES", "GPUSCHED_GPU_UUIDS"])
+def test_who_finds_no_simulated_host_says_that_it_claims_nothing(tmp_path: Path, name: str) -> None:
+    nowhere = str(tmp_path / "none.sock")
+    stranger = simjob_outside("0", GPUSCHED_SOCKET=nowhere, **{name: "0"})
+    _, said = stranger.communicate(timeout=60)
+    assert stranger.returncode == 0
+    assert b"nothing is claimed: no gpuschedd is reachable" in said
+
+
+def test_oom_once_fails_as_cuda_does_and_then_succeeds(daemon: DaemonProcess) -> None:
+    """For trying retries."""
+    simjob = f"{Path(sys.executable).parent}/gpusched-simjob"
+    once = str(daemon.work_dir / "once")
+    with daemon.client() as client:
+        words = [simjob, "--vram", "1G", "--hold", "0", "--oom-once", once]
+        first = client.submit(words, vram="2G", cwd=daemon.work_dir)
+        ended = client.wait(first.id, timeout_s=30)
+        assert (ended.state, ended.cause) == (JobState.OUT_OF_MEMORY, "cuda_oom")
+        second = client.submit(words, vram="2G", cwd=daemon.work_dir)
+        assert client.wait(second.id, timeout_s=30).state is JobState.COMPLETED

@@ -1,0 +1,681 @@
+"""The daemon over the stand-in driver, with real processes: what people see and what jobs get."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from gpusched_client import Client, SubmittedJob
+from gpusched_client.errors import NotFound
+from gpusched_client.terms import JobState
+from gpusched_client.wire.protocol import JobView
+from tests.support.daemon import DaemonProcess, until
+from tests.support.fake_nvml.driver import (
+    DRIVER_NOT_LOADED,
+    GIB,
+    LIB_RM_MISMATCH,
+    MIB,
+    UNKNOWN,
+    XID,
+    FakeDriver,
+    uuid_of,
+)
+
+CLAIM = str(Path(__file__).parents[1] / "support/fake_nvml/claim.py")
+Start = Callable[..., DaemonProcess]
+ALONE = ("--set", "sharing.margin=0", "--set", "sharing.max_jobs_per_gpu=1000")
+QUICK = ("--set", "nvml.health_interval=0.2")
+
+
+def claim(*options: str) -> list[str]:
+    """A job that holds GPU memory."""
+    return [sys.executable, CLAIM, *options]
+
+
+@contextmanager
+def stranger(gpu: int, mib: int) -> Iterator[subprocess.Popen[bytes]]:
+    """A process outside the scheduler on a GPU."""
+    words = claim("--vram", str(mib), "--hold", "120", "--uuids", uuid_of(gpu))
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def is_running(client: Client, job_id: int) -> bool:
+    return client.job(job_id).state is JobState.RUNNING
+
+
+def reason(client: Client, job_id: int) -> str:
+    """Why it waits; empty while nobody has looked."""
+    found = client.job(job_id).reason
+    return "" if found is None or found.code == "None" else f"{found.code}: {found.text}"
+
+
+def until_reason(client: Client, job_id: int, *words: str) -> str:
+    """Why it waits, once that is what the words say."""
+
+    def look() -> str:
+        text = reason(client, job_id)
+        return text if all(word in text for word in words) else ""
+
+    return until(look, f"job {job_id} waits, with the words {words}")
+
+
+def gpus_by_index(client: Client) -> dict[int, str]:
+    return {gpu.index: gpu.state for gpu in client.gpus()}
+
+
+def another(driver: FakeDriver, index: int = 1) -> None:
+    """One more GPU."""
+    pci = f"00000000:{0x10 + index:02X}:00.0"
+    driver.gpu(index, **{**driver.gpus[0], "uuid": uuid_of(index), "pci": pci, "minor": index})
+
+
+def kinds(job: JobView) -> list[str]:
+    return [event.kind for event in job.events or ()]
+
+
+# --- sharing ------------------------------------------------------------------------------------
+
+
+def test_a_job_waits_for_foreign_memory_and_is_told_whose(
+    driver: FakeDriver, daemon_over: Start
+) -> None:
+    """21 GiB of foreign use and a 40 GiB job on a 48 GiB card."""
+    daemon = daemon_over(driver)
+    with stranger(0, 21 * 1024) as other, daemon.client() as client:
+        until(lambda: (client.gpus()[0].foreign_bytes or 0) > 21 * GIB, "it is seen")
+        said = daemon.run("gsub", "-m", "40G", "-o", "/dev/null", "true")
+        assert said.returncode == 0
+        assert "it can start only when others leave" in said.stderr
+        job_id = int(said.stdout.split()[2].rstrip(":"))
+        words = ("needs 1 GPU with 40.5 GiB", f"pid {other.pid} of ", "with 21504 MiB")
+        until_reason(client, job_id, *words)
+        small = client.submit(["true"], vram="20G", time_limit="1m", output="/dev/null")
+        assert client.wait(small.id, timeout_s=30).state is JobState.COMPLETED
+        whole = client.submit(["true"], output="/dev/null")
+        until_reason(client, whole.id, 'sharing.ignore_processes = ["name=')
+        other.kill()
+        assert client.wait(job_id, timeout_s=30).state is JobState.COMPLETED
+        assert client.wait(whole.id, timeout_s=30).state is JobState.COMPLETED
+
+
+def test_twenty_three_of_twenty_four_jobs_fit(driver: FakeDriver, daemon_over: Start) -> None:
+    """2000 MiB each on 46068 MiB, no reserve, no margin, no cap."""
+    driver.gpu(0, total=46068 * MIB)
+    daemon = daemon_over(driver, *ALONE)
+    words = claim("--vram", "2000", "--hold", "60")
+    with daemon.client() as client:
+        ids = [
+            client.submit(words, vram=2000 * MIB, output="/dev/null", time_limit="5m").id
+            for _ in range(24)
+        ]
+
+        def settled() -> bool:
+            found = [client.job(job_id).state for job_id in ids]
+            used = client.gpus()[0].used_bytes
+            return found.count(JobState.RUNNING) == 23 and used == 23 * 2000 * MIB
+
+        until(settled, "23 run and hold their memory")
+        states = [client.job(job_id).state for job_id in ids]
+        assert states.count(JobState.PENDING) == 1
+        assert client.gpus()[0].foreign_bytes == 0
+
+
+def test_fifty_jobs_that_allocate_late_never_pass_the_card(
+    driver: FakeDriver, daemon_over: Start
+) -> None:
+    """What was promised is held before it is used: nobody runs out of memory."""
+    daemon = daemon_over(driver, *ALONE)
+    words = claim("--vram", "4096", "--ramp", "0.4", "--hold", "0.1")
+    with daemon.client() as client:
+        ids = [client.submit(words, vram="4G", output="/dev/null").id for _ in range(50)]
+        most = 0
+
+        def done() -> bool:
+            nonlocal most
+            gpu = client.gpus()[0]
+            most = max(most, gpu.used_bytes or 0)
+            assert (gpu.promised_bytes or 0) <= 48 * GIB
+            return not client.jobs(ids=ids, states=["PENDING", "CONFIGURING", "RUNNING"]).total
+
+        until(done, "all have run", deadline_s=200.0)
+        ended = client.wait(ids, timeout_s=60)
+    assert {job.state for job in ended} == {JobState.COMPLETED}
+    assert most <= 48 * GIB
+
+
+def test_a_job_above_its_declaration_is_warned_about_and_holds_its_peak(
+    driver: FakeDriver, daemon_over: Start, tmp_path: Path
+) -> None:
+    """While it runs; the verdict comes at the end."""
+    daemon = daemon_over(driver)
+    with daemon.client() as client:
+        words = claim("--vram", "6000", "--hold", "0", "--until", str(tmp_path / "go"))
+        job = client.submit(words, vram="2G", output="/dev/null")
+        until(lambda: "job_over_declaration" in kinds(client.job(job.id)), "a warning")
+        assert (client.gpus()[0].promised_bytes or 0) >= 6600 * MIB
+        (tmp_path / "go").touch()
+        client.wait(job.id, timeout_s=30)
+        shown = daemon.run("gq", str(job.id)).stdout
+    assert "under-declared: raise --vram to 6.2 GiB" in shown
+
+
+def test_a_last_look_keeps_a_job_from_a_gpu_that_was_just_taken(
+    driver: FakeDriver, daemon_over: Start
+) -> None:
+    """With sweeps far apart, foreign use is still seen within a second before the launch."""
+    daemon = daemon_over(driver, "--set", "gpu_sample_interval=3600.0")
+    with daemon.client() as client:
+        began_s = time.monotonic()
+        until(lambda: time.monotonic() > began_s + 1.1, "the first sample is too old to launch by")
+        with stranger(0, 40 * 1024):
+            job = client.submit(["true"], output="/dev/null")
+            until(lambda: "job_requeued" in kinds(client.job(job.id)), "it was not launched")
+            text = " ".join(event.text for event in client.job(job.id).events or ())
+            assert "GPU 0 is in use: pid" in text
+            assert client.job(job.id).state is JobState.PENDING
+
+
+# --- declared against actual --------------------------------------------------------------------
+
+
+def test_gq_shows_what_a_job_used_and_how_it_ended(
+    driver: FakeDriver, daemon_over: Start, tmp_path: Path
+) -> None:
+    """Peak and its source, verdict, utilisation, energy, cause of death."""
+    driver.gpu(0, util=80, power_mw=300_000)
+    daemon = daemon_over(driver)
+
+    def run(client: Client, mib: int, *options: str) -> SubmittedJob:
+        """A job that declares 4 GiB, ends once its figures are in, and has ended."""
+        go = tmp_path / f"go-{mib}"
+        words = claim("--vram", str(mib), "--hold", "0", "--until", str(go), *options)
+        job = client.submit(words, vram="4G", output="/dev/null")
+
+        def is_metered() -> bool:
+            seen = client.job(job.id)
+            has_figures = bool(seen.gpu_utilization and seen.energy_j)
+            return has_figures and seen.vram_peak_bytes == mib * MIB
+
+        until(is_metered, "what it uses is known")
+        go.touch()
+        client.wait(job.id, timeout_s=30)
+        return job
+
+    with daemon.client() as client:
+        right = run(client, 4000)
+        shown = daemon.run("gq", str(right.id)).stdout
+        assert "Peak VRAM:    3.9 GiB (sampled)" in shown
+        assert "Verdict:      the declaration was right" in shown
+        assert "GPU busy:     80 % on average" in shown
+        assert re.search(r"Energy: +\d+\.", shown)
+        assert "Cause:        exit" in shown
+        killed = run(client, 9000, "--signal", "6")
+        shown = daemon.run("gq", str(killed.id)).stdout
+        assert "under-declared: raise --vram" in shown
+        assert "Cause:        signal" in shown
+        facts = json.loads(daemon.run("gq", "--json", str(killed.id)).stdout)
+        assert (facts["vram_verdict"], facts["cause"]) == ("under-declared", "signal")
+        assert facts["vram_peak_bytes"] == 9000 * MIB
+        assert facts["energy_j"] > 0
+        idle = client.submit(["sleep", "0.1"], vram="1G", output="/dev/null")
+        client.wait(idle.id, timeout_s=30)
+        assert client.job(idle.id).vram_verdict == "unattributed"
+        assert client.job(idle.id).vram_peak_bytes is None
+
+
+def test_a_spike_of_a_tenth_of_a_second_shows_where_the_driver_keeps_accounts(
+    driver: FakeDriver, daemon_over: Start
+) -> None:
+    """Sampling would miss it; an older process with the same pid does not count."""
+    driver.gpu(0, accounting=1)
+    daemon = daemon_over(driver, "--set", "gpu_sample_interval=2.0")
+    words = claim("--vram", "1000", "--hold", "2.5", "--spike", "30000")
+    with daemon.client() as client:
+        job = client.submit(words, vram="32G", output="/dev/null")
+        until(lambda: is_running(client, job.id), "it runs")
+        client.wait(job.id, timeout_s=30)
+        ended = client.job(job.id)
+    assert (ended.vram_peak_bytes, ended.vram_peak_source) == (30000 * MIB, "driver")
+
+
+def test_a_job_that_no_sweep_saw_has_its_peak_from_the_driver(
+    driver: FakeDriver, daemon_over: Start
+) -> None:
+    """Its main process is asked for by its pid."""
+    driver.gpu(0, accounting=1)
+    daemon = daemon_over(driver, "--set", "gpu_sample_interval=30.0")
+    with daemon.client() as client:
+        job = client.submit(claim("--vram", "5000", "--hold", "0"), vram="6G", output="/dev/null")
+        client.wait(job.id, timeout_s=30)
+        ended = client.job(job.id)
+    assert (ended.vram_peak_bytes, ended.vram_peak_source) == (5000 * MIB, "driver")
+
+
+def test_figures_survive_a_restart_of_the_daemon(driver: FakeDriver, daemon_over: Start) -> None:
+    """What was seen before counts after."""
+    daemon = daemon_over(driver)
+    with daemon.client() as client:
+        words = claim("--vram", "8000", "--hold", "60")
+        job = client.submit(words, vram="10G", output="/dev/null")
+        until(lambda: client.job(job.id).vram_peak_bytes == 8000 * MIB, "its peak is seen")
+        # Shown as soon as it is seen. What is acknowledged after it is in the books after it.
+        client.submit(["true"], hold=True)
+    daemon.kill()
+    driver.add("error nvmlDeviceGetComputeRunningProcesses_v3 * 999")
+    daemon.start()
+    with daemon.client() as client:
+        client.cancel([job.id])
+        ended = client.wait(job.id, timeout_s=30)
+        assert ended.state is JobState.CANCELLED
+        assert client.job(job.id).vram_peak_bytes == 8000 * MIB
+
+
+def test_out_of_vram_is_tried_again_with_a_quarter_more(
+    driver: FakeDriver, daemon_over: Start, tmp_path: Path
+) -> None:
+    """Other failures burn no retry; without one left it is the end."""
+    daemon = daemon_over(driver)
+    words = claim("--vram", "3000", "--hold", "1.2", "--oom-once", str(tmp_path / "once"))
+    with daemon.client() as client:
+        said = daemon.run("gsub", "--retries", "2", "-m", "2000M", "-o", "r.out", *words)
+        job_id = int(said.stdout.split()[2].rstrip(":"))
+        ended = client.wait(job_id, timeout_s=30)
+        assert (ended.state, ended.attempt) == (JobState.COMPLETED, 2)
+        declared = ended.vram_bytes or 0
+        assert declared in (2500 * MIB, 3750 * MIB)  # the peak was seen, or was too short to be
+        job = client.job(job_id)
+        assert "job_retried" in kinds(job)
+        plain = client.submit(["false"], vram="2G", retries=3, output="/dev/null")
+        client.wait(plain.id, timeout_s=30)
+        assert client.job(plain.id).attempt == 1
+        once = claim("--vram", "99999", "--hold", "0")
+        last = client.submit(once, vram="40G", retries=1, output="last.out", cwd=daemon.work_dir)
+        ended = client.wait(last.id, timeout_s=30)
+        assert (ended.state, ended.cause) == (JobState.OUT_OF_MEMORY, "cuda_oom")
+        assert (ended.attempt, ended.vram_bytes) == (2, None)  # the second took the whole card
+
+
+@pytest.mark.root
+def test_host_oom_is_a_cause_of_its_own(driver: FakeDriver, daemon_over: Start) -> None:
+    """By a made-up memory.events, in a mount namespace of the test's own."""
+    made_up = "mount -t tmpfs none /sys/fs/cgroup && "
+    made_up += "echo oom_kill 0 > /sys/fs/cgroup/memory.events && "
+    made_up += 'chmod 666 /sys/fs/cgroup/memory.events && exec "$@"'
+    daemon = daemon_over(driver, wrapper=["unshare", "-m", "sh", "-c", made_up, "sh"])
+    line = "echo oom_kill 1 > /sys/fs/cgroup/memory.events; kill -9 $$"
+    with daemon.client() as client:
+        job = client.submit(shell=line, vram="1G", output="/dev/null")
+        client.wait(job.id, timeout_s=30)
+        shown = daemon.run("gq", str(job.id)).stdout
+    assert "State:        OUT_OF_MEMORY" in shown
+    assert "Cause:        host oom" in shown
+
+
+# --- attribution --------------------------------------------------------------------------------
+
+
+def test_a_job_on_a_gpu_that_it_was_not_granted_is_on_record(
+    driver: FakeDriver, daemon_over: Start
+) -> None:
+    """The user overrode CUDA_VISIBLE_DEVICES: job, pid and GPU, and the memory counts there."""
+    another(driver)
+    daemon = daemon_over(driver)
+    with daemon.client() as client:
+        words = claim("--vram", "5000", "--hold", "60", "--uuids", uuid_of(1))
+        job = client.submit(words, vram="6G", output="/dev/null")
+        until(lambda: "gpu_not_granted" in kinds(client.job(job.id)), "it is noticed")
+        assert client.job(job.id).gpu_indices == (0,)
+        gpu = client.gpus()[1]
+        assert (gpu.foreign_bytes or 0) >= 5000 * MIB
+        assert f"of job {job.id}, not granted to it" in (gpu.reason or "")
+        driver.add(f"error nvmlDeviceGetComputeRunningProcesses_v3 1 {UNKNOWN}")
+        until(lambda: "not granted" not in (client.gpus()[1].reason or ""), "no list tells it")
+        driver.remove("error")
+        until(lambda: "not granted" in (client.gpus()[1].reason or ""), "the list is back")
+        assert kinds(client.job(job.id)).count("gpu_not_granted") == 1
+
+
+def test_jobs_get_their_gpus_by_every_name(driver: FakeDriver, daemon_over: Start) -> None:
+    """CUDA's, NVIDIA's and ours, and the CPUs near them."""
+    another(driver)
+    driver.gpu(1, cpus="1")
+    driver.gpu(0, cpus="1")
+    daemon = daemon_over(driver, "--set", "bind_cpus=true")
+    line = "env | grep -E 'CUDA|NVIDIA|GPUSCHED'; grep Cpus_allowed_list /proc/self/status"
+    with daemon.client() as client:
+        job = client.submit(shell=line, gpus=2, output="env.out", cwd=daemon.work_dir)
+        assert client.wait(job.id, timeout_s=30).state is JobState.COMPLETED
+    said = (daemon.work_dir / "env.out").read_text().splitlines()
+    both = f"{uuid_of(0)},{uuid_of(1)}"
+    for line in (
+        "CUDA_VISIBLE_DEVICES=0,1",
+        "CUDA_DEVICE_ORDER=PCI_BUS_ID",
+        f"NVIDIA_VISIBLE_DEVICES={both}",
+        f"GPUSCHED_GPU_UUIDS={both}",
+        "GPUSCHED_GPU_INDICES=0,1",
+        "GPUSCHED_CPU_AFFINITY=0",
+        "Cpus_allowed_list:\t0",
+    ):
+        assert line in said
+
+
+# --- a driver in trouble ------------------------------------------------------------------------
+
+
+def test_without_a_driver_the_daemon_serves_and_says_what_helps(
+    driver: FakeDriver, daemon_over: Start
+) -> None:
+    """And works as soon as there is one."""
+    driver.library = Path("/nonexistent/libnvidia-ml.so.1")
+    daemon = daemon_over(driver)
+    with daemon.client() as client:
+        shown = daemon.run("gq", "--gpus")
+        assert shown.returncode == 0
+        assert "gpuschedd --simulate 4x24G" in shown.stderr
+        job = client.submit(["true"], output="/dev/null")
+        assert until_reason(client, job.id, "--simulate").startswith("NoGpus")
+        cpu_only = client.submit(["true"], gpus=0, output="/dev/null")
+        assert client.wait(cpu_only.id, timeout_s=30).state is JobState.COMPLETED
+
+
+def test_a_mismatch_after_a_restart_loses_no_job(
+    driver: FakeDriver, daemon_over: Start, tmp_path: Path
+) -> None:
+    """The driver was upgraded under us: jobs go on, new ones wait for a reboot."""
+    daemon = daemon_over(driver)
+    with daemon.client() as client:
+        line = f"until [ -e {tmp_path}/go ]; do sleep 0.05; done; exit 7"
+        job = client.submit(shell=line, output="/dev/null")
+        until(lambda: is_running(client, job.id), "it runs")
+    daemon.kill()
+    driver.set(init=LIB_RM_MISMATCH)
+    daemon.start()
+    with daemon.client() as client:
+        assert is_running(client, job.id)
+        other = client.submit(["true"], output="/dev/null")
+        until_reason(client, other.id, "after a reboot")
+        (gpu,) = client.gpus()
+        assert (gpu.state, gpu.jobs) == ("unread", (job.id,))
+        (tmp_path / "go").touch()
+        ended = client.wait(job.id, timeout_s=30)
+        assert (ended.state, ended.exit_code) == (JobState.FAILED, 7)
+        assert client.job(other.id).state is JobState.PENDING
+
+
+def test_a_hang_on_one_gpu_costs_neither_answers_nor_the_other_gpus(
+    driver: FakeDriver, daemon_over: Start
+) -> None:
+    """Questions are answered while a sweep hangs, and jobs start on the others."""
+    another(driver)
+    daemon = daemon_over(driver, "--set", "nvml.sweep_deadline=3.0")
+    with daemon.client() as client:
+        job = client.submit(["sleep", "60"], output="/dev/null")
+        until(lambda: is_running(client, job.id), "it runs on GPU 0")
+        driver.add("hang nvmlDeviceGetMemoryInfo_v2 0")
+        before = driver.calls()
+        until(lambda: driver.calls() > before, "a sweep is under way, and hangs")
+        for _ in range(10):
+            client.gpus()
+        assert "driver_failed" not in daemon.log.read_text(), "the answers waited for the sweep"
+        until(lambda: gpus_by_index(client) == {0: "unread", 1: "ok"}, "GPU 0 is left out")
+        other = client.submit(["true"], output="/dev/null")
+        assert client.wait(other.id, timeout_s=30).gpu_indices == (1,)
+        assert is_running(client, job.id)
+        client.cancel([job.id])
+        assert client.wait(job.id, timeout_s=30).state is JobState.CANCELLED
+
+
+def test_a_dear_driver_is_asked_less_often(driver: FakeDriver, daemon_over: Start) -> None:
+    """Above 5 % of the time the interval doubles; cheap again, it comes back."""
+    daemon = daemon_over(driver, "--set", "gpu_sample_interval=0.2")
+    driver.add("delay nvmlDeviceGetMemoryInfo_v2 0 60")
+    until(lambda: "gpu_sweeps_slowed interval=0.8" in daemon.log.read_text(), "it slows down")
+
+
+def test_a_hang_blocks_no_restart(driver: FakeDriver, daemon_over: Start) -> None:
+    """Stop and start while the driver hangs."""
+    daemon = daemon_over(driver, "--set", "nvml.sweep_deadline=3600.0")
+    driver.add("hang nvmlDeviceGetMemoryInfo_v2 *")
+    before = driver.calls()
+    until(lambda: driver.calls() > before, "a sweep is under way, and hangs")
+    assert daemon.stop() == 0
+    driver.remove("hang")
+    daemon.start()
+
+
+def test_a_start_that_hangs_in_the_driver_can_be_stopped(
+    driver: FakeDriver, daemon_over: Start
+) -> None:
+    """Who is told to stop does not wait for a driver that never finishes its start."""
+    daemon = daemon_over(driver, "--set", "nvml.open_deadline=3600.0")
+    daemon.stop()
+    driver.add("hang nvmlInit_v2 *", "hang nvmlInitWithFlags *")
+    before = driver.calls()
+    daemon.spawn()
+    until(lambda: driver.calls() > before, "the start hangs")
+    assert daemon.stop() == 0
+    assert not daemon.socket.exists()
+    driver.remove("hang")
+    daemon.start()
+
+
+def test_a_stop_leaves_nothing_half_done(driver: FakeDriver, daemon_over: Start) -> None:
+    """In the middle of a sweep that hangs, with jobs that end just then: no error in the log."""
+    daemon = daemon_over(driver, "--set", "nvml.sweep_deadline=1.0")
+    with daemon.client() as client:
+        words = ["sleep", "0.7"]
+        ids = [client.submit(words, vram="2G", output="/dev/null").id for _ in range(4)]
+        until(lambda: not client.jobs(ids=ids, states=["PENDING"]).total, "they are placed")
+        driver.add("hang nvmlDeviceGetMemoryInfo_v2 *")
+    before = driver.calls()
+    until(lambda: driver.calls() > before, "a sweep hangs")
+    time.sleep(0.5)  # the child is killed a second after the sweep began, or after its pipe closed
+    assert daemon.stop() == 0
+    log = daemon.log.read_text()
+    assert "Traceback" not in log
+    assert " ERROR " not in log
+    driver.remove("hang")
+    daemon.start()
+
+
+def test_a_gpu_missing_from_an_answer_fails_nothing(driver: FakeDriver, daemon_over: Start) -> None:
+    """Its job runs on, nothing new is placed there, and it comes back."""
+    daemon = daemon_over(driver)
+    with daemon.client() as client:
+        job = client.submit(["sleep", "60"], output="/dev/null")
+        until(lambda: is_running(client, job.id), "it runs")
+        kept = driver.gpus[0]
+        driver.drop_gpu(0)
+        until(lambda: client.gpus()[0].state == "lost", "it is gone")
+        assert is_running(client, job.id)
+        _kill_nvml_child(daemon)  # the next one does not even list it
+        until(lambda: "did not mention it" in (client.gpus()[0].reason or ""), "it is missing")
+        assert is_running(client, job.id)
+        waits = client.submit(["true"], output="/dev/null")
+        text = until(lambda: reason(client, waits.id), "it waits")
+        client.cancel([waits.id])
+        driver.gpus[0] = kept
+        driver.write()
+        _kill_nvml_child(daemon)
+        until(lambda: client.gpus()[0].state == "ok", "it is back")
+        assert is_running(client, job.id)
+        assert "GPU 0" in text or "job" in text
+        driver.add(f"error nvmlDeviceGetMemoryInfo_v2 0 {UNKNOWN} 1")
+        client.cancel([job.id])
+        client.wait(job.id, timeout_s=30)
+        after = client.submit(["true"], output="/dev/null")
+        assert client.wait(after.id, timeout_s=30).state is JobState.COMPLETED
+
+
+def test_an_xid_79_quarantines_its_gpu_and_is_the_cause_of_death(
+    driver: FakeDriver, daemon_over: Start, tmp_path: Path
+) -> None:
+    """Its jobs end as they do; a restart makes no GPU well; 31 is the job's own business."""
+    another(driver)
+    daemon = daemon_over(driver, *QUICK)
+    with daemon.client() as client:
+        line = f"until [ -e {tmp_path}/go ]; do sleep 0.05; done; exit 3"
+        victim = client.submit(shell=line, output="/dev/null")
+        until(lambda: is_running(client, victim.id), "it runs on GPU 0")
+        driver.event(1, XID, 31)
+        driver.event(0, XID, 79)
+        until(lambda: gpus_by_index(client)[0] == "sick", "it is noticed")
+        (tmp_path / "go").touch()
+        ended = client.wait(victim.id, timeout_s=30)
+        assert (ended.state, ended.cause, ended.exit_code) == (JobState.FAILED, "xid", 3)
+        assert ended.cause_detail == "Xid 79 (GPU fell off the bus) on GPU 0"
+        until(lambda: gpus_by_index(client) == {0: "sick", 1: "ok"}, "one is sick")
+    daemon.kill()
+    daemon.start()
+    with daemon.client() as client:
+        assert gpus_by_index(client) == {0: "sick", 1: "ok"}
+        assert "Xid 79" in daemon.run("gq", "--gpus").stdout
+        drained = daemon.run("gctl", "drain", "0", "--reason", "checking it")
+        assert drained.returncode == 0
+        assert gpus_by_index(client)[0] == "drained"
+        assert daemon.run("gctl", "resume", "0").returncode == 0
+        until(lambda: gpus_by_index(client)[0] == "ok", "an admin's word counts")
+
+
+def test_an_admin_s_word_over_a_gpu_outlives_the_daemon(
+    driver: FakeDriver, daemon_over: Start
+) -> None:
+    """A failed row remap that an admin can live with, and errors that were counted already."""
+    # No recovery action, 3 uncorrectable errors, no remap pending, one failed.
+    driver.gpu(0, field=["230 0", "4 3", "144 0", "145 1"])
+    daemon = daemon_over(driver, *QUICK)
+    with daemon.client() as client:
+        until(lambda: gpus_by_index(client)[0] == "sick", "it is noticed")
+        assert daemon.run("gctl", "resume", "0").returncode == 0
+        until(lambda: gpus_by_index(client)[0] == "ok", "an admin's word counts")
+        client.wait(client.submit(["true"], output="/dev/null").id, timeout_s=60)
+    daemon.kill()
+    daemon.start()
+    with daemon.client() as client:
+        job = client.submit(["true"], output="/dev/null")
+        assert client.wait(job.id, timeout_s=60).state is JobState.COMPLETED
+        assert gpus_by_index(client)[0] == "ok"
+
+
+def test_release_lets_go_of_the_driver_and_resume_takes_it_back(
+    driver: FakeDriver, daemon_over: Start
+) -> None:
+    """A job runs on; one more waits and is told why; slices made meanwhile are there after."""
+    another(driver)
+    daemon = daemon_over(driver)
+    with daemon.client() as client:
+        job = client.submit(["sleep", "60"], output="/dev/null")
+        until(lambda: is_running(client, job.id), "it runs on GPU 0")
+        said = daemon.run("gctl", "gpus", "release", "--reason", "MIG of GPU 1")
+        assert said.stderr == ""
+        assert said.stdout == f"the driver is released; job {job.id} still uses it\n"
+        assert not _nvml_children(daemon)
+        waits = client.submit(["true"], vram="4G", output="/dev/null")
+        until_reason(client, waits.id, "released by an admin: MIG of GPU 1")
+        driver.gpu(1, mig=1)
+        driver.add(f"mig 1 0 MIG-new 3 0 {10 * GIB} NVIDIA Fake MIG 1g.10gb")
+        said = daemon.run("gctl", "gpus", "resume")
+        assert "MIG 1g.10gb" in said.stdout
+        ended = client.wait(waits.id, timeout_s=30)
+        assert (ended.state, ended.gpu_uuids) == (JobState.COMPLETED, ("MIG-new",))
+        with pytest.raises(NotFound, match="GPU 1 is in MIG mode; name its slices: 200"):
+            client.drain(1, "fan")
+        assert is_running(client, job.id)
+
+
+def test_a_driver_that_hangs_can_be_released_and_its_trouble_is_told(
+    driver: FakeDriver, daemon_over: Start
+) -> None:
+    """Who wants to reset a GPU that hangs is not made to wait for it; then the module is gone."""
+    daemon = daemon_over(driver, "--set", "nvml.sweep_deadline=3600")
+    with daemon.client() as client:
+        until(client.gpus, "the GPU is known")
+        driver.add("hang nvmlDeviceGetMemoryInfo_v2 0")
+        before = driver.calls()
+        until(lambda: driver.calls() > before, "a sweep is under way, and hangs")
+        assert daemon.run("gctl", "gpus", "release").returncode == 0
+        driver.remove("hang")
+        driver.set(init=DRIVER_NOT_LOADED)
+        said = daemon.run("gctl", "gpus", "resume")
+        assert "modprobe nvidia" in said.stdout
+
+
+def _nvml_children(daemon: DaemonProcess) -> list[int]:
+    assert daemon.process is not None
+    pid = daemon.process.pid
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(child) for child in children if _name_of(child) == "gpuschedd-nvml"]
+
+
+def _name_of(pid: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _kill_nvml_child(daemon: DaemonProcess) -> None:
+    os.kill(until(lambda: _nvml_children(daemon), "there is one")[0], 9)
+
+
+def test_the_child_dies_with_the_daemon(driver: FakeDriver, daemon_over: Start) -> None:
+    """kill -9 leaves no process in the driver."""
+    daemon = daemon_over(driver)
+    (child,) = until(lambda: _nvml_children(daemon), "there is one")
+    daemon.kill()
+    until(lambda: not os.path.exists(f"/proc/{child}"), "the child is gone")
+    daemon.start()
+
+
+# --- other people's tools -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [["gpustat", "--no-color"], ["nvitop", "-1"]])
+def test_other_tools_see_the_same_driver(driver: FakeDriver, words: list[str]) -> None:
+    """The stand-in is good enough for gpustat and nvitop."""
+    pytest.importorskip(words[0])
+    driver.process(0, os.getpid(), 1000 * MIB)
+    program = Path(sys.executable).parent / words[0]
+    done = subprocess.run(
+        [str(program), *words[1:]], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Fake 48G" in done.stdout
+    assert "1000" in done.stdout
+
+
+def test_a_gpu_that_the_configuration_drops_is_neither_missing_nor_lost(
+    driver: FakeDriver, daemon_over: Start
+) -> None:
+    """While a job runs there it is shown, out of service, with the reason; then it goes."""
+    another(driver)
+    daemon = daemon_over(driver)
+    with daemon.client() as client:
+        job = client.submit(["sleep", "60"], output="/dev/null")
+        until(lambda: is_running(client, job.id), "it runs on GPU 0")
+        (daemon.place / "config.toml").write_text("gpus = [1]\n")
+        assert daemon.run("gctl", "reload").returncode == 0
+        until(lambda: gpus_by_index(client) == {0: "unread", 1: "ok"}, "it takes no job")
+        dropped = next(gpu for gpu in client.gpus() if gpu.index == 0)
+        assert dropped.reason == "the configuration leaves it out (gpus)"
+        client.cancel([job.id])
+        client.wait(job.id, timeout_s=30)
+        until(lambda: gpus_by_index(client) == {1: "ok"}, "it is gone")
+        (daemon.place / "config.toml").write_text("")
+        assert daemon.run("gctl", "reload").returncode == 0
+        until(lambda: gpus_by_index(client) == {0: "ok", 1: "ok"}, "it is back")

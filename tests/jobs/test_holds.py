@@ -1,0 +1,39 @@
+"""Jobs whose account is gone wait for it, whatever becomes of one look."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gpusched_client.terms import HoldKind
+from gpuschedd import daemon as daemon_module
+
+
+def test_a_look_for_accounts_that_fails_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a thread to ask in, as without an answer, the next look comes all the same."""
+    monkeypatch.setattr(daemon_module, "ACCOUNTS_EVERY_S", 0.005)
+    answers = iter([RuntimeError("can't start new thread"), TimeoutError(), OSError(24, "")])
+    released = asyncio.Event()
+
+    async def problem_of(_user: str, _uid: int) -> str | None:
+        if (error := next(answers, None)) is not None:
+            raise error
+        return None
+
+    held = SimpleNamespace(hold=HoldKind.ACCOUNT, user="alice", uid=1001, job_id=1)
+    daemon: Any = SimpleNamespace(
+        accounts=SimpleNamespace(problem_of=problem_of),
+        controller=SimpleNamespace(
+            state=SimpleNamespace(jobs={1: held}), tell=lambda _: released.set()
+        ),
+    )
+
+    async def story() -> None:
+        looking = asyncio.ensure_future(daemon_module.Daemon._look_for_accounts(daemon))
+        await asyncio.wait_for(released.wait(), 30)
+        looking.cancel()
+
+    asyncio.run(story())

@@ -1,0 +1,228 @@
+"""`gpuschedd replay`: agreement with an independent scheduler, the formats, and the figures."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from gpuschedd.replay.command import replay
+
+DATA = Path(__file__).parent.parent / "data"
+MADE = """job_id,user,submit_s,gpus,run_s,limit_s,vram_bytes
+a,ada,0,2,100,200,
+b,bob,10,4,50,50,
+c,ada,20,1,60,90,
+d,bob,20,9,60,90,
+e,eva,300,1,0,0,
+"""
+
+
+def run(*args: str) -> Result:
+    """The command as typed."""
+    return CliRunner().invoke(replay, list(args))
+
+
+def starts_of(path: Path) -> dict[str, float]:
+    """job_id -> start_s of a file of starts."""
+    raw = path.read_bytes()
+    text = gzip.decompress(raw) if path.suffix == ".gz" else raw
+    rows = csv.DictReader(text.decode().splitlines())
+    return {row["job_id"]: float(row["start_s"]) for row in rows}
+
+
+@pytest.mark.parametrize("mode", ["off", "easy"])
+@pytest.mark.parametrize(("workload", "gpus"), [("philly8", 8), ("rough64", 64)])
+def test_replay_agrees_job_by_job_with_an_independent_scheduler(
+    tmp_path: Path, workload: str, gpus: int, mode: str
+) -> None:
+    out = tmp_path / "starts.csv"
+    done = run(
+        str(DATA / f"{workload}.csv.gz"), "--gpus", str(gpus), "--order", "fcfs",
+        "--backfill", mode, "--starts", str(out),
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    expected = starts_of(DATA / f"{workload}.{'fcfs' if mode == 'off' else 'easy'}.csv.gz")
+    assert starts_of(out) == expected
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Path:
+    """A small workload on disk."""
+    path = tmp_path / "made.csv"
+    path.write_text(MADE)
+    return path
+
+
+def test_starts_are_in_input_order_and_a_job_ends_at_its_run_time_or_limit(
+    made: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "starts.csv"
+    assert run(str(made), "--host", "4x80G", "--starts", str(out)).exit_code == 0
+    # c backfills until 80, b starts when a ends early; d is too large; e takes no time.
+    assert out.read_text() == "job_id,start_s,end_s\na,0,100\nb,100,150\nc,20,80\ne,300,300\n"
+
+
+def test_json_has_the_figures(made: Path) -> None:
+    done = run(str(made), "--gpus", "4", "--json")
+    found = json.loads(done.stdout)
+    assert found["jobs"] == 4
+    assert found["left_out"] == 1
+    assert found["makespan_s"] == 300.0
+    assert found["utilisation"] == (2 * 100 + 4 * 50 + 60) / (4 * 300)
+    assert found["waits"]["max_s"] == 90.0
+    assert found["by_size"]["4"]["mean_s"] == 90.0
+    assert found["by_user"]["ada"]["jobs"] == 2
+    assert found["promises_kept"] == 1
+    assert found["promises_broken"] == 0
+
+
+def test_before_reservation_and_off_differ_from_easy(tmp_path: Path) -> None:
+    path = tmp_path / "w.csv"
+    path.write_text(
+        "job_id,user,submit_s,gpus,run_s\n1,a,0,6,600\n2,b,1,4,600\n3,c,2,2,3600\n4,d,3,1,60\n"
+    )
+    found = {}
+    for mode in ("easy", "before-reservation", "off"):
+        out = tmp_path / mode
+        run(str(path), "--gpus", "8", "--backfill", mode, "--starts", str(out))
+        found[mode] = starts_of(out)
+    assert found["easy"] == {"1": 0.0, "2": 600.0, "3": 2.0, "4": 600.0}
+    assert found["before-reservation"] == {"1": 0.0, "2": 600.0, "3": 600.0, "4": 3.0}
+    assert found["off"] == {"1": 0.0, "2": 600.0, "3": 600.0, "4": 600.0}
+
+
+def test_standard_workload_format(tmp_path: Path) -> None:
+    """Processors count as GPUs; the requested time is the limit; comments and broken jobs go."""
+    lines = (
+        "; a comment\n"
+        "1 0 -1 100 2 -1 -1 2 300 -1 1 7 -1 -1 -1 -1 -1 -1\n"
+        "2 5 -1 50 -1 -1 -1 4 -1 -1 1 8 -1 -1 -1 -1 -1 -1\n"
+        "3 6 -1 -1 4 -1 -1 4 10 -1 1 8 -1 -1 -1 -1 -1 -1\n"
+    )
+    path = tmp_path / "w.swf.gz"
+    path.write_bytes(gzip.compress(lines.encode()))
+    out = tmp_path / "starts"
+    done = run(str(path), "--gpus", "4", "--json", "--starts", str(out))
+    assert json.loads(done.stdout)["unusable"] == 1
+    assert out.read_text() == "job_id,start_s,end_s\n1,0,100\n2,100,150\n"
+
+
+def test_shared_jobs_run_beside_each_other(tmp_path: Path) -> None:
+    path = tmp_path / "w.csv"
+    gib30 = 30 * 2**30
+    rows = "".join(f"{n},u{n},0,1,100,100,{gib30}\n" for n in range(3))
+    path.write_text("job_id,user,submit_s,gpus,run_s,limit_s,vram_bytes\n" + rows)
+    out = tmp_path / "starts"
+    assert run(str(path), "--host", "1x80G", "--starts", str(out)).exit_code == 0
+    assert sorted(starts_of(out).values()) == [0.0, 0.0, 100.0]
+
+
+@pytest.mark.parametrize(
+    ("args", "status", "says"),
+    [
+        (("--gpus", "4", "--host", "4x80G"), 2, "either --gpus N or --host"),
+        (("--host", "4 big ones"), 2, "write 4x24G or 2x80G"),
+        (("--gpus", "4", "--half-life", "soon"), 2, "write it like"),
+    ],
+)
+def test_wrong_options_say_how_to_write_them(
+    made: Path, args: tuple[str, ...], status: int, says: str
+) -> None:
+    done = run(str(made), *args)
+    assert done.exit_code == status
+    assert says in done.output
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("job_id,user\n1,a\n", "no column submit_s, gpus, run_s"),
+        ("job_id,user,submit_s,gpus,run_s\n1,a,0,1\n", "line 2: the line ends before run_s"),
+        ("job_id,user,submit_s,gpus,run_s\n1,a,nan,1,5\n", "line 2: submit_s is 'nan'; write"),
+        ("job_id,user,submit_s,gpus,run_s\n1,a,-5,1,5\n", "line 2: submit_s is '-5'; write"),
+        ("job_id,user,submit_s,gpus,run_s\n1,a,0,1.5,5\n", "line 2: gpus is '1.5'; write a whole"),
+        (
+            "job_id,user,submit_s,gpus,run_s,vram_bytes\n1,a,0,1,5,2G\n",
+            "line 2: vram_bytes is '2G'; write a whole",
+        ),
+    ],
+)
+def test_broken_workloads_name_the_line(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "w.csv"
+    path.write_text(text)
+    done = run(str(path), "--gpus", "4")
+    assert done.exit_code == 2
+    assert says in done.output
+
+
+def test_a_workload_as_spreadsheets_write_it_is_read(tmp_path: Path) -> None:
+    """A byte order mark, blanks after the commas, CRLF, an empty line; jobs without GPUs go."""
+    path, out = tmp_path / "w.csv", tmp_path / "starts"
+    path.write_bytes(
+        b"\xef\xbb\xbfjob_id, user, submit_s, gpus, run_s, limit_s\r\n"
+        b"1, a, 0, 1, 5, \r\n\r\n2, M\xfcller, 1.5, 1 , 5, 9\r\n3, c, 2, 0, 5, 5\r\n"
+    )
+    done = run(str(path), "--gpus", "1", "--json", "--starts", str(out))
+    assert json.loads(done.stdout)["unusable"] == 1
+    assert out.read_text() == "job_id,start_s,end_s\n1,0,5\n2,5,10\n"
+
+
+def test_a_trace_with_a_header_in_latin_1_is_read(tmp_path: Path) -> None:
+    """Headers of public traces name people and places; nobody says in which encoding."""
+    path, out = tmp_path / "w.swf", tmp_path / "starts"
+    job = b"1 0 -1 100 2 -1 -1 2 300 -1 1 7 -1 -1 -1 -1 -1 -1\n"
+    path.write_bytes(b"; Acknowledge: J. M\xfcller\n  ; indented\n\n" + job)
+    assert run(str(path), "--gpus", "4", "--starts", str(out)).exit_code == 0
+    assert out.read_text() == "job_id,start_s,end_s\n1,0,100\n"
+
+
+@pytest.mark.parametrize("line", ["1 0 -1 100 2", "1 0 -1 inf 2 -1 -1 2 300 -1 1 7", "a b c"])
+def test_a_broken_trace_names_the_line(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "w.swf"
+    path.write_text(f"; a comment\n{line}\n")
+    done = run(str(path), "--gpus", "4")
+    assert (done.exit_code, "w.swf, line 2: " in done.output) == (2, True)
+
+
+def test_a_report_that_cannot_be_written_is_an_error_without_traceback(made: Path) -> None:
+    command = [sys.executable, "-m", "gpuschedd.main", "replay", str(made), "--gpus", "4"]
+    # Buffered, as it is for people: what could not be written is tried once more at the very end.
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, env=buffered, check=False
+        )
+    assert done.returncode == 74
+    assert done.stderr == (b"gpuschedd replay: cannot write the report: No space left on device\n")
+
+
+def test_starts_that_cannot_be_written_name_their_place(made: Path) -> None:
+    done = run(str(made), "--gpus", "4", "--starts", "/nonexistent/starts.csv")
+    assert done.exit_code == 74
+    assert done.output == (
+        "gpuschedd replay: cannot write /nonexistent/starts.csv: No such file or directory; "
+        "give --starts a place that can be written\n"
+    )
+
+
+def test_a_name_in_a_trace_drives_no_terminal(tmp_path: Path) -> None:
+    path = tmp_path / "w.csv"
+    path.write_text("job_id,user,submit_s,gpus,run_s\n1,\x1b[31mred,0,1,5\n")
+    done = run(str(path), "--gpus", "1")
+    assert "\x1b" not in done.output
+    assert "user \\x1b[31mred" in done.output
+
+
+def test_text_report_has_a_line_per_job_size_and_user(made: Path) -> None:
+    done = run(str(made), "--gpus", "4")
+    assert "utilisation" in done.stdout
+    assert "4 GPUs" in done.stdout
+    assert "user bob" in done.stdout

@@ -1,0 +1,265 @@
+"""An attempt on a full disk, or whose launch fails: no start is blocked, nothing is forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections.abc import Callable, Coroutine
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpusched_client.terms import JobId
+from gpuschedd import supervisor
+from gpuschedd.core.attempt import AttemptReport, Claim, Observation, Orders
+from gpuschedd.gpu.attribution import JobKey
+from gpuschedd.run import runner as runner_module
+from gpuschedd.run.job_dir import JobDir
+from gpuschedd.run.launchers.direct import Bounds, DirectLauncher, LaunchFailed
+from gpuschedd.run.runner import Runner
+
+KEY: JobKey = (JobId(7), 1)
+ORDERS = Orders(time_limit_s=60.0, cancel=None, signals=())
+
+
+class StubLauncher(DirectLauncher):
+    """Fails as it is told; a claim of this process's own counts as alive."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        super().__init__()
+        self.error = error
+
+    def launch(self, job_dir: JobDir, bounds: Bounds = Bounds()) -> None:  # noqa: B008
+        del job_dir, bounds
+        assert self.error is not None
+        raise self.error
+
+    def wake(self, pidfd: int) -> None:
+        del pidfd
+
+
+class Trial:
+    """A Runner over a directory of its own, on a disk that is full at first."""
+
+    def __init__(self, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.place = place
+        self.is_full = True
+        self.tries = 0
+        self.reports: list[AttemptReport] = []
+        self._reported = asyncio.Event()
+        monkeypatch.setattr(runner_module, "ROOM_PAUSE_S", 0.005)
+        self._make_fickle(monkeypatch, "fence")
+        self._make_fickle(monkeypatch, "write_orders")
+        monkeypatch.setattr(JobDir, "create", lambda *_: JobDir.open(place, *KEY))
+
+    def _make_fickle(self, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+        real: Callable[..., object] = getattr(JobDir, name)
+
+        def fickle(job_dir: JobDir, *words: object) -> object:
+            self.tries += 1
+            if self.is_full and (name != "fence" or job_dir.claim() is None):
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return real(job_dir, *words)
+
+        monkeypatch.setattr(JobDir, name, fickle)
+
+    def take(self, report: AttemptReport) -> None:
+        self.reports.append(report)
+        self._reported.set()
+
+    async def report(self) -> AttemptReport:
+        """The first one."""
+        await asyncio.wait_for(self._reported.wait(), 30)
+        return self.reports[0]
+
+    async def tried(self, times: int) -> None:
+        while self.tries < times:
+            await asyncio.sleep(0.005)
+
+    def run(
+        self, launcher: StubLauncher, story: Callable[[Runner], Coroutine[Any, Any, None]]
+    ) -> None:
+        async def live() -> None:
+            runner = Runner(launcher, self.place, "here", self.take)
+            try:
+                await asyncio.wait_for(story(runner), 30)
+            finally:
+                await runner.close()
+
+        asyncio.run(live())
+
+
+@pytest.fixture
+def trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trial:
+    return Trial(tmp_path, monkeypatch)
+
+
+async def no_plan() -> Any:
+    return (None, Bounds())
+
+
+def test_an_unclaimed_attempt_is_found_when_the_disk_has_room_again(trial: Trial) -> None:
+    """The start goes on without it; its end is known once the claim can be taken."""
+
+    async def story(runner: Runner) -> None:
+        await runner.recover(KEY, os.getuid(), ORDERS, ran=False)
+        await trial.tried(3)
+        assert trial.reports == []
+        trial.is_full = False
+        seen = (await trial.report()).seen
+        assert seen is not None
+        assert seen.claim is not None
+        assert seen.claim.by == "daemon"
+
+    trial.run(StubLauncher(), story)
+
+
+def test_orders_that_find_no_room_do_not_hold_up_the_start(trial: Trial) -> None:
+    """A live supervisor is adopted at once; its orders are written when they can be."""
+    _claim_alive(trial.place)
+
+    async def story(runner: Runner) -> None:
+        await runner.recover(KEY, os.getuid(), ORDERS, ran=True)
+        assert os.getpid() in runner.supervisors()
+        await trial.tried(3)
+        trial.is_full = False
+        await trial.report()
+        assert JobDir.open(trial.place, *KEY).orders() == ORDERS
+
+    trial.run(StubLauncher(), story)
+
+
+def test_a_failed_launch_is_fenced_before_anything_is_said_of_it(trial: Trial) -> None:
+    """While the disk refuses the claim, the attempt might still start: it must not run again."""
+
+    async def story(runner: Runner) -> None:
+        runner.launch(KEY, os.getuid(), no_plan)
+        await trial.tried(3)
+        assert trial.reports == []
+        trial.is_full = False
+        report = await trial.report()
+        assert report.launch_error == "no claim"
+        assert report.seen is not None
+        assert report.seen.claim is not None
+
+    trial.run(StubLauncher(LaunchFailed("no claim")), story)
+
+
+def test_a_launch_that_breaks_counts_as_a_failed_one(trial: Trial) -> None:
+    """Whatever was raised: nobody else would look at the attempt again."""
+    trial.is_full = False
+
+    async def story(runner: Runner) -> None:
+        runner.launch(KEY, os.getuid(), no_plan)
+        report = await trial.report()
+        assert report.launch_error == "RuntimeError: can't start new thread"
+
+    trial.run(StubLauncher(RuntimeError("can't start new thread")), story)
+
+
+def _claim_alive(place: Path) -> None:
+    """A directory that this very process claims as its supervisor."""
+    (place / "7.1").mkdir()
+    own = supervisor.process_stat(os.getpid())
+    assert own is not None
+    claim = Claim("supervisor", supervisor.boot_id(), os.getpid(), own.start_ticks)
+    directory = supervisor.open_directory(str(place / "7.1"))
+    supervisor.publish(directory, "claim", asdict(claim))
+    os.close(directory)
+
+
+def test_a_look_that_finds_no_descriptor_is_taken_again(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody else would look: the end would be found at the next start of the daemon."""
+    trial.is_full = False
+    _claim_alive(trial.place)
+    real, looks = JobDir.observe, iter([errno.EMFILE, errno.ENOMEM, errno.EIO, 0])
+
+    def observe(job_dir: JobDir) -> Observation:
+        if (number := next(looks)) != 0:
+            raise OSError(number, os.strerror(number))
+        return real(job_dir)
+
+    async def story(runner: Runner) -> None:
+        await runner.recover(KEY, os.getuid(), ORDERS, ran=True)
+        monkeypatch.setattr(JobDir, "observe", observe)
+        runner.look(KEY)
+        seen = (await trial.report()).seen
+        assert seen is not None
+        assert seen.supervisor_alive
+
+    trial.run(StubLauncher(), story)
+
+
+def test_orders_wake_the_supervisor_though_no_descriptor_was_left(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Orders that nobody is told of are obeyed by nobody."""
+    trial.is_full = False
+    _claim_alive(trial.place)
+    launcher = StubLauncher()
+    attaching = iter([True, True, False])
+    real = launcher.attach
+    woken = asyncio.Event()
+    monkeypatch.setattr(launcher, "wake", lambda _: woken.set())
+
+    def attach(claim: Claim) -> int | None:
+        if next(attaching, False):
+            raise OSError(errno.EMFILE, "Too many open files")
+        return real(claim)
+
+    monkeypatch.setattr(launcher, "attach", attach)
+
+    async def story(runner: Runner) -> None:
+        runner._track(KEY, os.getuid())
+        runner.order(KEY, ORDERS)
+        await asyncio.wait_for(woken.wait(), 30)
+
+    trial.run(launcher, story)
+
+
+def test_a_fence_that_finds_no_descriptor_is_tried_again(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A launch that timed out may still claim: without the fence the job could run twice."""
+    trial.is_full = False
+    real, tries = JobDir.fence, iter([errno.EMFILE, errno.EACCES, 0])
+
+    def fence(job_dir: JobDir) -> Claim:
+        if (number := next(tries)) != 0:
+            raise OSError(number, os.strerror(number))
+        return real(job_dir)
+
+    monkeypatch.setattr(JobDir, "fence", fence)
+
+    async def story(runner: Runner) -> None:
+        runner.launch(KEY, os.getuid(), no_plan)
+        report = await trial.report()
+        assert report.seen is not None
+        assert report.seen.claim is not None
+
+    trial.run(StubLauncher(LaunchFailed("no answer")), story)
+
+
+def test_what_a_damaged_claim_hides_is_ended_before_its_gpus_are_free(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The start goes on, and the end is said when no process is left."""
+    (trial.place / "7.1").mkdir()
+    (trial.place / "7.1" / "claim").write_bytes(bytes(60))
+    launcher = StubLauncher()
+    left = iter([(11, 12), (12,), ()])
+    monkeypatch.setattr(launcher, "kill_leftovers", lambda *_: next(left))
+
+    async def story(runner: Runner) -> None:
+        await runner.recover(KEY, os.getuid(), ORDERS, ran=True)
+        report = await trial.report()
+        assert report.seen is None
+        assert "claim cannot be understood" in str(report.detail)
+        assert list(left) == []
+
+    trial.run(launcher, story)
