@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from gpusched_client.terms import JobState as JobState
     from gpusched_client.wire.protocol import JobView as JobView
 
+__version__ = "0.1.0"
+
 _NAMES_IN = {
     "client": ("Client", "SubmittedJob"),
     "submission.request": ("job_request",),
@@ -51,15 +53,16 @@ _HOME_OF = {name: home for home, names in _NAMES_IN.items() for name in names}
 __all__ = list(_HOME_OF)  # spelt out above, where each is at home
 
 
-def __dir__() -> list[str]:
-    """What completion and help() show."""
-    return [*globals(), *_HOME_OF]
+if not TYPE_CHECKING:  # to a type checker there is nothing beyond what is spelt out above
 
+    def __dir__() -> list[str]:
+        """What completion and help() show."""
+        return [*globals(), *_HOME_OF]
 
-def __getattr__(name: str) -> Any:
-    """Import the public names when they are asked for: the commands start faster without them."""
-    if name not in _HOME_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
+    def __getattr__(name: str) -> Any:
+        """Import the public names when they are asked for: the commands start faster without."""
+        if name not in _HOME_OF:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from importlib import import_module
 
-    return getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+        return getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support import logs
 from tests.support.daemon import DaemonProcess, daemon_in
 
 SOAK = os.environ.get("GPUSCHED_SOAK") == "1"
@@ -36,6 +37,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         tool = item.get_closest_marker("tool")
         if tool is not None and shutil.which(tool.args[0]) is None:
             item.add_marker(pytest.mark.skip(reason=f"needs {tool.args[0]}"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Before its fixtures start anything: daemons of earlier tests are not this one's."""
+    logs.forget_those_that_are_over()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show what the daemons said beside what the test expected of them."""
+    report = yield
+    if report.failed:
+        report.sections.extend(logs.sections())
+    return report
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from gpusched_client import Client
 from gpusched_client.errors import Unavailable
+from tests.support import logs
 
 BIN = Path(sys.executable).parent
 DEADLINE_S = 60.0
@@ -67,6 +68,7 @@ class DaemonProcess:
 
     def spawn(self) -> subprocess.Popen[bytes]:
         """Start it without waiting for anything."""
+        logs.keep(self)
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 self.command,
@@ -122,9 +124,22 @@ class DaemonProcess:
                 os.kill(int(pid), signal.SIGTERM)
         self.process.wait(DEADLINE_S)
 
+    @property
+    def log_name(self) -> str:
+        """Whose log it is, for reports."""
+        return f"the daemon in {self.place}"
+
+    def log_text(self) -> str:
+        """All that it has logged."""
+        return self.log.read_text(errors="replace")
+
     def log_tail(self) -> str:
         """The end of its log, for messages."""
-        return self.log.read_text(errors="replace")[-3000:]
+        return self.log_text()[-3000:]
+
+    def is_over(self) -> bool:
+        """Whether no daemon runs here now."""
+        return self.process is None or self.process.poll() is not None
 
     def run(self, *words: str, **options: object) -> subprocess.CompletedProcess[str]:
         """One of our commands, typed in the work directory."""

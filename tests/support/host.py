@@ -88,6 +88,19 @@ class Host:
         """What a unit has logged."""
         return self.box.run("journalctl", "--no-pager", "-o", "cat", "-u", unit).stdout
 
+    @property
+    def log_name(self) -> str:
+        """Whose log it is, for reports."""
+        return "gpuschedd.service in the box"
+
+    def log_text(self) -> str:
+        """What the daemon has logged since the box was booted."""
+        return self.journal()
+
+    def is_over(self) -> bool:
+        """Each test that uses the box keeps it for itself."""
+        return True
+
     # --- people -------------------------------------------------------------------------------
 
     @contextmanager

@@ -20,6 +20,8 @@ def bytecodes(action: Callable[[], object]) -> int:
         return trace
 
     before = sys.gettrace()
+    # Python 3.12 looks once, here, whether any frame asks for opcodes.
+    sys._getframe().f_trace_opcodes = True
     sys.settrace(trace)
     try:
         action()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import logs
 from tests.support.box import booted_box, why_not
 from tests.support.host import Host
 
@@ -25,6 +26,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
 @pytest.fixture
 def host(installed: Host) -> Iterator[Host]:
     """The box with its service up and the plain configuration; afterwards no job is left."""
+    logs.keep(installed)
     yield installed
     installed.box.run("systemctl", "reset-failed")
     installed.box.run("systemctl", "start", "gpuschedd.socket", "gpuschedd.service")
