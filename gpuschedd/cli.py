@@ -9,10 +9,9 @@ from pathlib import Path
 
 import click
 
-from gpusched_client import paths
+from gpusched_client import __version__, paths
 from gpusched_client.errors import GpuschedError
 from gpusched_client.terms import Launch
-from gpuschedd import __version__
 from gpuschedd.config.toml import ConfigError, changed_keys, place_warning
 from gpuschedd.daemon import EX_CONFIG, Options, read_config, run
 from gpuschedd.replay.command import replay

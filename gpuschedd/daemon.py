@@ -15,9 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from gpusched_client import __version__
 from gpusched_client.errors import GpuschedError, StorageError
 from gpusched_client.terms import HoldKind, Launch, Mode
-from gpuschedd import __version__
 from gpuschedd.api.auth import Authenticator
 from gpuschedd.api.backups import Backups
 from gpuschedd.api.expected import ExpectedStarts

@@ -83,6 +83,7 @@ class Spec:
     allow_system_uid: bool = False
     no_exec: bool = False
     cpu_set: tuple[int, ...] = ()  # the CPUs that it runs on; () leaves them alone
+    oom_patterns: tuple[str, ...] = ()  # for what programs print when VRAM is exhausted
 
     @property
     def label(self) -> str:

@@ -115,6 +115,7 @@ class SpecMaker:
             allow_system_uid=config.jobs.system_users,
             no_exec=not context.exec_jobs,
             cpu_set=cpus if config.bind_cpus else (),
+            oom_patterns=self._vendor.oom_patterns,
         )
 
     def _environment(

@@ -95,6 +95,12 @@ def _cpu(number: Any) -> int:
     return number
 
 
+def _pattern(row: Any) -> str:
+    if type(row) is not str or not row:
+        raise ValueError(f"oom_patterns must hold regular expressions, not {row!r}")
+    return row
+
+
 class Spec:
     """What to run, as the daemon wrote it. No field has a default: what is unclear is refused."""
 
@@ -125,6 +131,7 @@ class Spec:
         self.allow_system_uid = fields.flag("allow_system_uid")
         self.no_exec = fields.flag("no_exec")
         self.cpu_set = tuple(_cpu(number) for number in fields.rows("cpu_set"))
+        self.oom_patterns = tuple(_pattern(row) for row in fields.rows("oom_patterns"))
         fields.end()
         if not (self.argv or self.script is not None or self.no_exec):
             raise ValueError("argv_b is empty and there is no script")

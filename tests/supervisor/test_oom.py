@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpuschedd.supervisor.oom import shows_cuda_oom
+from gpuschedd.gpu.nvidia.oom import OOM_PATTERNS
+from gpuschedd.supervisor.oom import shows_gpu_oom
 from tests.support.jobs import Host
 
 
@@ -37,7 +38,7 @@ from tests.support.jobs import Host
     ],
 )
 def test_a_gpu_out_of_memory_is_recognised(line: bytes) -> None:
-    assert shows_cuda_oom(b"x\n" + line + b"\n")
+    assert shows_gpu_oom(b"x\n" + line + b"\n", OOM_PATTERNS)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +54,7 @@ def test_a_gpu_out_of_memory_is_recognised(line: bytes) -> None:
     ],
 )
 def test_other_failures_are_no_gpu_out_of_memory(line: bytes) -> None:
-    assert not shows_cuda_oom(line)
+    assert not shows_gpu_oom(line, OOM_PATTERNS)
 
 
 def test_only_a_failed_job_s_own_output_tells_of_memory(host: Host) -> None:

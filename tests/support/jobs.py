@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from gpuschedd.core.attempt import Cancel, ExitRecord, Orders
+from gpuschedd.gpu.nvidia.oom import OOM_PATTERNS
 from gpuschedd.run.job_dir import JobDir, Spec
 from gpuschedd.run.launchers.direct import SUPERVISOR, DirectLauncher
 from gpuschedd.supervisor.procfs import process_stat
@@ -87,6 +88,7 @@ class Host:
             instance=self.root.name,
             mode="user",
             launch="direct",
+            oom_patterns=OOM_PATTERNS,
             user=pwd.getpwuid(uid).pw_name,
             uid=uid,
             name="test",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from gpusched_client import __version__
 from gpusched_client.terms import JobId
 from gpusched_client.wire.protocol import (
     PROTOCOL_VERSION,
@@ -13,7 +14,6 @@ from gpusched_client.wire.protocol import (
     SubmitRequest,
     SubmitResult,
 )
-from gpuschedd import __version__
 from gpuschedd.api.methods.reading import read
 from gpuschedd.api.registry import Call, handles
 from gpuschedd.core.advice import beyond_limit
