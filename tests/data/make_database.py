@@ -118,8 +118,8 @@ def _submit_those_that_stay(client: Client, here: dict[str, Any]) -> None:
 
 def give_holds(store: Store) -> None:
     """Holds by an admin, after failed launches, of an account, and by the configuration."""
-    jobs = {job.name: job for job in store.load().jobs}
-    changed = {}
+    jobs: dict[str, Any] = {job.name: job for job in store.load().jobs}
+    changed: dict[int, Any] = {}
     for hold in HOLDS:
         failures = 4 if hold == "launch" else 0
         job = jobs[f"held-{hold}"]
