@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any, TypeVar, overload
 
 from gpusched_client import paths
-from gpusched_client.commands.selectors import parse_states
 from gpusched_client.errors import (
     Denied,
     GpuschedError,
@@ -35,7 +34,7 @@ from gpusched_client.errors import (
     Unavailable,
 )
 from gpusched_client.submission.request import Word, job_request
-from gpusched_client.terms import JobState
+from gpusched_client.terms import JobState, parse_states
 from gpusched_client.units import parse_bytes, parse_duration
 from gpusched_client.wire import framing, protocol
 from gpusched_client.wire.protocol import JobRequest, JobView
@@ -233,7 +232,7 @@ class Client:
         vram: str | int | None = None,
     ) -> tuple[protocol.Outcome, ...]:
         """Change what is given (time_limit, vram as in submit), leave the rest; outcomes per id."""
-        limit_s = parse_duration(time_limit) if isinstance(time_limit, str) else time_limit
+        limit_s = _limit_on_wire(time_limit)
         vram_bytes = parse_bytes(vram) if isinstance(vram, str) else vram
         request = protocol.UpdateRequest(_ids(job_ids), limit_s, nice, name, hold, vram_bytes)
         return self._call("update", request, protocol.UpdateResult).outcomes
@@ -423,6 +422,10 @@ def _typed(result_type: type[R], result: object) -> R:
         return result_type.from_wire(result)
     except GpuschedError as error:
         raise Internal(f"the daemon's reply is not understood: {error.message}") from error
+
+
+def _limit_on_wire(given: str | int | None) -> int | None:
+    return protocol.limit_to_wire(parse_duration(given)) if isinstance(given, str) else given
 
 
 def _states(named: Iterable[JobState | str]) -> tuple[JobState, ...]:

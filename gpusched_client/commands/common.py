@@ -16,6 +16,8 @@ import click
 
 from gpusched_client import units
 from gpusched_client.errors import GpuschedError, Invalid
+from gpusched_client.terms import printable
+from gpusched_client.wire.protocol import UNLIMITED_S
 
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
@@ -111,8 +113,6 @@ def answer(text: str) -> None:
 
 def note(text: str) -> None:
     """Tell the person something that is not the answer."""
-    from gpusched_client.output.render import printable
-
     with contextlib.suppress(OSError, ValueError):  # whoever writes the answer last tells of it
         sys.stdout.flush()  # where both go to one place, what was said first comes first
     try:
@@ -161,7 +161,7 @@ def _time_limit(text: str) -> int:
     seconds = units.parse_duration(text)
     if seconds == 0:
         raise Invalid(f"{text!r} is no time at all; use unlimited for no limit")
-    return seconds
+    return UNLIMITED_S if seconds is None else seconds
 
 
 def _vram(text: str) -> int:

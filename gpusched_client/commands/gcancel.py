@@ -91,7 +91,7 @@ def _chosen_ids(
 
 
 def _states(text: str | None) -> Any:
-    from gpusched_client.commands.selectors import parse_states
+    from gpusched_client.terms import parse_states
 
     return None if text is None else parse_states(text)
 
@@ -111,7 +111,8 @@ def _cancel(
 def _report(outcomes: Iterable[Outcome], as_json: bool) -> int:
     """One line a job; the status is that of the first job that could not be cancelled."""
     from gpusched_client.errors import BY_CODE, Internal
-    from gpusched_client.output.render import json_text, printable, refusal_text
+    from gpusched_client.output.render import json_text, refusal_text
+    from gpusched_client.terms import printable
 
     outcomes = list(outcomes)
     failed = [outcome for outcome in outcomes if outcome.code is not None]

@@ -85,7 +85,8 @@ def gpus_release(reason: str) -> int:
 @gpus.command("resume", context_settings=CONTEXT_SETTINGS)
 def gpus_resume() -> int:
     """Open the driver again, with the GPUs and slices that there are now."""
-    from gpusched_client.output.render import gpus_table, printable
+    from gpusched_client.output.render import gpus_table
+    from gpusched_client.terms import printable
 
     with _client() as client:
         result = client.gpus_resume()
@@ -96,7 +97,7 @@ def gpus_resume() -> int:
 
 
 def _say_gpu(gpu: Any) -> None:
-    from gpusched_client.output.render import printable
+    from gpusched_client.terms import printable
 
     reason = f": {printable(gpu.reason)}" if gpu.reason else ""
     jobs = f"; runs {_jobs(gpu.jobs)}" if gpu.jobs else ""
@@ -185,7 +186,8 @@ def _ids(client: Client, words: Sequence[str]) -> Sequence[int]:
 def _report(outcomes: Iterable[Outcome], as_json: bool) -> int:
     """One line a job; the status is that of the first job that was not changed."""
     from gpusched_client.errors import BY_CODE, Internal
-    from gpusched_client.output.render import json_text, printable, refusal_text
+    from gpusched_client.output.render import json_text, refusal_text
+    from gpusched_client.terms import printable
 
     outcomes = list(outcomes)
     if as_json:

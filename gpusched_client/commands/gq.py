@@ -97,7 +97,8 @@ def _view() -> View:
 
 
 def _gpus(client: Client, options: dict[str, Any]) -> None:
-    from gpusched_client.output.render import gpus_table, json_text, printable
+    from gpusched_client.output.render import gpus_table, json_text
+    from gpusched_client.terms import printable
 
     result = client.gpus_result()
     gpus = result.gpus
@@ -190,7 +191,7 @@ def _first_of(jobs: Sequence[JobView], limit: int) -> Sequence[JobView]:
 
 def _filters(options: dict[str, Any]) -> dict[str, Any]:
     """What the daemon is to filter by."""
-    from gpusched_client.commands.selectors import parse_states
+    from gpusched_client.terms import parse_states
 
     users = [str(own_uid())] if options["me"] else None
     if options["user"]:

@@ -220,7 +220,8 @@ def _request(script: Script | None, options: dict[str, Any]) -> JobRequest:
 
 def _dry_run(request: JobRequest, options: dict[str, Any]) -> int:
     from gpusched_client.client import Client
-    from gpusched_client.output.render import json_text, printable, understood
+    from gpusched_client.output.render import json_text, understood
+    from gpusched_client.terms import printable
     from gpusched_client.wire.protocol import SubmitRequest
 
     with Client() as client:

@@ -1,4 +1,4 @@
-"""Which jobs are meant: `7`, `1-3,7`, `@` (my last one), `@~1` (the one before), and job states.
+"""Which jobs are meant: `7`, `1-3,7`, `@` (my last one), `@~1` (the one before).
 
 Pure; whose jobs are "mine" is asked through a function.
 """
@@ -9,7 +9,6 @@ import re
 from collections.abc import Callable, Iterable
 
 from gpusched_client.errors import Invalid, NotFound
-from gpusched_client.terms import JobState
 from gpusched_client.wire.protocol import IDS_MAX
 
 NAMED_IDS_MAX = 100_000
@@ -53,22 +52,3 @@ def _recent_id(back: int, recent: Recent) -> int:
     if len(mine) <= back:
         raise NotFound(f"@~{back}: you have {len(mine)} jobs on record")
     return mine[-1 - back]
-
-
-def parse_states(text: str) -> tuple[JobState, ...]:
-    """States in a list such as "PD,RUNNING"; long or short, any case; "live" and "final" too."""
-    states: dict[JobState, None] = {}
-    for word in text.split(","):
-        states.update(dict.fromkeys(_states_of(word.strip())))
-    return tuple(states)
-
-
-def _states_of(word: str) -> list[JobState]:
-    upper = word.upper()
-    if upper in ("LIVE", "FINAL", "ALL"):
-        return [state for state in JobState if upper == "ALL" or state.is_live == (upper == "LIVE")]
-    for state in JobState:
-        if upper in (state.value, state.short):
-            return [state]
-    known = ", ".join(f"{state.value} ({state.short})" for state in JobState)
-    raise Invalid(f"{word!r} is no job state; use live, final, all or {known}")

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from gpusched_client.terms import JobState
+from gpusched_client.terms import JobState, fill_pattern, printable
 from gpusched_client.units import (
-    UNLIMITED_S,
     bytes_short,
     bytes_text,
     duration_text,
@@ -32,6 +31,7 @@ from gpusched_client.wire.protocol import (
     Outcome,
     StatusResult,
     UsageView,
+    limit_from_wire,
 )
 
 _NONE = "-"
@@ -42,21 +42,6 @@ EXIT_TIMEOUT, EXIT_CANCELLED, EXIT_UNKNOWN = 124, 143, 70
 
 
 # ------------------------------------------------------------------------------------- texts
-
-
-def printable(value: str | bytes) -> str:
-    """Text that cannot drive a terminal: control and format characters become escapes."""
-    text = os.fsdecode(value) if isinstance(value, bytes) else value
-    if text.isprintable():
-        return text
-    return "".join([char if char.isprintable() else _escaped(char) for char in text])
-
-
-def _escaped(char: str) -> str:
-    code = ord(char)
-    if 0xDC80 <= code <= 0xDCFF:  # a byte that is no UTF-8, as os.fsdecode keeps it
-        return f"\\x{code - 0xDC00:02x}"
-    return char.encode("unicode_escape", "backslashreplace").decode("ascii")
 
 
 def time_text(at_s: float, now_s: float) -> str:
@@ -195,9 +180,10 @@ def _limit_words(asked_s: int | None, given_s: int | None) -> str:
         given_s = asked_s
     if given_s is None:
         return "default limit"
-    if given_s == UNLIMITED_S:
+    limit_s = limit_from_wire(given_s)
+    if limit_s is None:
         return "no limit"
-    words = f"limit {duration_text(given_s)}"
+    words = f"limit {duration_text(limit_s)}"
     return words if asked_s is not None else f"{words} (default), stopped after that"
 
 
@@ -229,7 +215,7 @@ COLUMNS: dict[str, Callable[[JobView, View], str]] = {
     "ST": lambda job, _: job.state.short,
     "ELAPSED": lambda job, view: elapsed_text(job, view.now_s),
     "LIMIT": lambda job, _: (
-        _NONE if job.time_limit_s is None else format_duration(job.time_limit_s)
+        _NONE if job.time_limit_s is None else format_duration(limit_from_wire(job.time_limit_s))
     ),
     "GPUS": lambda job, _: str(job.gpus),
     "VRAM": lambda job, _: vram_text(job),
@@ -433,7 +419,9 @@ def _number(value: object) -> str:
 def _request_facts(job: JobView) -> list[tuple[str, str]]:
     vram = "" if job.vram_bytes is None else f", {bytes_text(job.vram_bytes)} each"
     whole = ", whole" if job.gpus and job.vram_bytes is None else ""
-    limit = "" if job.time_limit_s is None else duration_text(job.time_limit_s)
+    limit = ""
+    if job.time_limit_s is not None:
+        limit = duration_text(limit_from_wire(job.time_limit_s))
     return [
         ("GPUs", f"{job.gpus}{vram}{whole}"),
         ("Model", printable(job.gpu_model or "")),
@@ -539,13 +527,8 @@ def _place_facts(job: JobView) -> list[tuple[str, str]]:
 
 def _file_of(job: JobView, pattern: bytes | None) -> bytes:
     """Where its words go: the pattern filled in as the daemon does it, in the job's directory."""
-    job_id = str(job.job_id).encode()
-    name = (job.name or "").replace("/", "_")
-    values = {
-        **{b"j": job_id, b"A": job_id, b"a": b"0", b"%": b"%"},
-        **{b"x": name.encode(errors="replace"), b"u": (job.user or "").encode(errors="replace")},
-    }
-    filled = re.sub(rb"%([jAaxu%])", lambda mark: values[mark[1]], pattern or b"")
+    name, user = job.name or "", job.user or ""
+    filled = fill_pattern(pattern or b"", job_id=job.job_id, name=name, user=user)
     return os.path.join(job.cwd or b"", filled) if filled else b""
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from gpusched_client.errors import Invalid
 from gpusched_client.units import parse_bytes, parse_duration
-from gpusched_client.wire.protocol import RLIMIT_NAMES, JobRequest
+from gpusched_client.wire.protocol import RLIMIT_NAMES, JobRequest, limit_to_wire
 
 Word = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 """One argument or path; text becomes bytes as os.fsencode does it."""
@@ -68,7 +68,7 @@ def job_request(
         topology=topology,
         memory_bytes=parse_bytes(memory) if isinstance(memory, str) else memory,
         cpus=cpus,
-        time_limit_s=parse_duration(time_limit) if isinstance(time_limit, str) else time_limit,
+        time_limit_s=_limit_on_wire(time_limit),
         name=name or default_name(argv, shell),
         nice=nice,
         output=None if output is None else os.fsencode(output),
@@ -78,6 +78,10 @@ def job_request(
     )
     # Read back what was built, so that a mistake is found here and with the field's name.
     return JobRequest.from_wire(request.to_wire(), "job")
+
+
+def _limit_on_wire(given: str | int | None) -> int | None:
+    return limit_to_wire(parse_duration(given)) if isinstance(given, str) else given
 
 
 def _directory(given: Word | None) -> bytes:

@@ -15,7 +15,6 @@ from typing import Any, ClassVar
 
 from gpusched_client.errors import Invalid
 from gpusched_client.terms import JobState
-from gpusched_client.units import UNLIMITED_S as UNLIMITED_S
 from gpusched_client.wire.fields import (
     INT64_MAX,
     TEXT_BYTES_MAX,
@@ -64,6 +63,7 @@ VRAM_BYTES_MAX = 2**50
 MEMORY_BYTES_MIN, MEMORY_BYTES_MAX = 2**20, 2**50
 CPUS_MAX = 65_536
 TIME_LIMIT_S_MAX = 10 * 366 * 86_400
+UNLIMITED_S = -1  # a time limit that is no limit; inside, None says it
 NICE_MIN, NICE_MAX = -1_000, 1_000
 RETRIES_MAX = 100
 UMASK_MAX = 0o777
@@ -83,6 +83,16 @@ _SHORT_TEXT = text(TEXT_BYTES_MAX)
 _USER = text(256)
 _JOB_IDS = list_of(_JOB_ID, IDS_MAX, 1)
 _WORDS = list_of(octets(STRING_BYTES_MAX), ARGV_ITEMS_MAX)
+
+
+def limit_to_wire(limit_s: float | None) -> int:
+    """A time limit in seconds as it travels; None is no limit."""
+    return UNLIMITED_S if limit_s is None else round(limit_s)
+
+
+def limit_from_wire(limit_s: int) -> int | None:
+    """A time limit that has travelled, in seconds; None is no limit."""
+    return None if limit_s == UNLIMITED_S else limit_s
 
 
 def _time_limit(value: object, path: str) -> int:

@@ -9,13 +9,18 @@ from dataclasses import replace
 from gpusched_client.terms import GpuUuid, JobId, JobState, PendingReason
 from gpusched_client.units import bytes_text
 from gpusched_client.wire import protocol
-from gpusched_client.wire.protocol import GpuUseView, GpuView, JobEvent, JobView
+from gpusched_client.wire.protocol import (
+    GpuUseView,
+    GpuView,
+    JobEvent,
+    JobView,
+    limit_to_wire,
+)
 from gpuschedd.core.job import Job
 from gpuschedd.core.model import ExpectedStart, Gpu, Reason
 from gpuschedd.core.plan import reason_of
 from gpuschedd.gpu.metering import GpuUse, next_vram_bytes, peak_of, verdict
 from gpuschedd.jobs.holds import HOLD_ACCOUNT, HOLD_CONFIG
-from gpuschedd.jobs.orders import limit_on_wire
 from gpuschedd.jobs.state import State
 from gpuschedd.run.environment import DEFAULT_OUTPUT
 from gpuschedd.store.records import Brief, Event, Payload
@@ -53,7 +58,7 @@ def job_view(
         topology=None if job.request.topology == "any" else str(job.request.topology),
         memory_bytes=job.memory_bytes,
         cpus=job.cpus,
-        time_limit_s=limit_on_wire(job.request.time_limit_s),
+        time_limit_s=limit_to_wire(job.request.time_limit_s),
         nice=job.nice,
         hold=job.hold is not None,
         retries=job.retries,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gpusched_client.errors import Invalid
-from gpusched_client.units import UNLIMITED_S, parse_bytes, parse_duration
+from gpusched_client.units import parse_bytes, parse_duration
 from gpuschedd.gpu.simulated.source import parse_host
 
 CONFIG_BYTES_MAX = 256 * 1024
@@ -109,7 +109,7 @@ def _seconds(value: Any) -> float:
         seconds = parse_duration(text)
     except Invalid as error:
         raise ValueError(str(error)) from error
-    if seconds == UNLIMITED_S:
+    if seconds is None:
         raise ValueError("must be a duration such as 10s, 2h or 7d")
     return float(seconds)
 

@@ -26,13 +26,14 @@ from gpusched_client.units import bytes_text, format_duration
 from gpusched_client.wire.protocol import (
     NICE_MAX,
     NICE_MIN,
-    UNLIMITED_S,
     CancelRequest,
     JobRequest,
     Outcome,
     SubmitRequest,
     SubmitResult,
     UpdateRequest,
+    limit_from_wire,
+    limit_to_wire,
 )
 from gpuschedd.core import admission, forecast
 from gpuschedd.core.job import CancelOrder, Dropped, Job
@@ -110,7 +111,7 @@ def submit(
         batch.remember(Submission(caller.uid, request.submission_id, digest, ids, batch.now_s))
     return SubmitResult(
         job_ids=ids,
-        time_limits_s=tuple(limit_on_wire(job.request.time_limit_s) for job in jobs),
+        time_limits_s=tuple(limit_to_wire(job.request.time_limit_s) for job in jobs),
         warnings=_notes(admitted),
     )
 
@@ -125,7 +126,7 @@ def _again(batch: Batch, known: Submission, digest: bytes, request: SubmitReques
         )
     default_s = batch.state.config.scheduling.usual_time_limit_s
     limits = [
-        limit_on_wire(default_s) if j.time_limit_s is None else j.time_limit_s for j in request.jobs
+        limit_to_wire(default_s) if j.time_limit_s is None else j.time_limit_s for j in request.jobs
     ]
     return SubmitResult(job_ids=known.job_ids, time_limits_s=tuple(limits))
 
@@ -184,7 +185,7 @@ def _time_limit(batch: Batch, caller: Caller, wanted_s: int | None) -> float | N
     scheduling = batch.state.config.scheduling
     if wanted_s is None:
         return scheduling.usual_time_limit_s
-    limit_s = None if wanted_s == UNLIMITED_S else float(wanted_s)
+    limit_s = limit_from_wire(wanted_s)
     most_s = scheduling.max_time_limit_s
     if most_s is not None and not caller.is_admin and (limit_s is None or limit_s > most_s):
         asked = "unlimited" if limit_s is None else format_duration(limit_s)
@@ -260,11 +261,6 @@ def payload_of(wanted: JobRequest) -> Payload:
 def _notes(admitted: Sequence[AdmittedRequest]) -> tuple[str, ...]:
     """What admission changed, each text once."""
     return tuple(dict.fromkeys(verdict.note for verdict in admitted if verdict.note))
-
-
-def limit_on_wire(time_limit_s: float | None) -> int:
-    """A time limit as the wire carries it."""
-    return UNLIMITED_S if time_limit_s is None else round(time_limit_s)
 
 
 # --- cancel ----------------------------------------------------------------------------------
@@ -430,7 +426,7 @@ def _update_one(
         changed.append(f"nice {request.nice}")
     if request.time_limit_s is not None:
         job = _new_limit(batch, caller, job, request.time_limit_s, snapshot)
-        changed.append(f"limit {format_duration(request.time_limit_s)}")
+        changed.append(f"limit {format_duration(limit_from_wire(request.time_limit_s))}")
     if request.vram_bytes is not None:
         job = _new_vram(batch, caller, job, request.vram_bytes)
         changed.append(f"VRAM {bytes_text(request.vram_bytes)}")
