@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from gpusched_client.errors import Unavailable as Unavailable
     from gpusched_client.submission.request import job_request as job_request
     from gpusched_client.terms import JobState as JobState
-    from gpusched_client.wire.protocol import JobView as JobView
+    from gpusched_client.wire.job_messages import JobView as JobView
 
 _NAMES_IN = {
     "client": ("Client", "SubmittedJob"),
     "submission.request": ("job_request",),
-    "wire.protocol": ("JobView",),
+    "wire.job_messages": ("JobView",),
     "terms": ("JobState",),
     "errors": (
         *("GpuschedError", "Conflict", "Denied", "Infeasible", "Internal", "Invalid"),

@@ -17,7 +17,7 @@ import click
 from gpusched_client import units
 from gpusched_client.errors import GpuschedError, Invalid
 from gpusched_client.terms import printable
-from gpusched_client.wire.protocol import UNLIMITED_S
+from gpusched_client.wire.limits import UNLIMITED_S
 
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141

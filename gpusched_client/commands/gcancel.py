@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from gpusched_client.client import Client
-    from gpusched_client.wire.protocol import Outcome
+    from gpusched_client.wire.job_messages import Outcome
 
 
 @click.command(
@@ -99,7 +99,7 @@ def _states(text: str | None) -> Any:
 def _cancel(
     client: Client, ids: Sequence[int], signal: int | None, reason: str | None
 ) -> list[Outcome]:
-    from gpusched_client.wire.protocol import IDS_MAX
+    from gpusched_client.wire.limits import IDS_MAX
 
     outcomes: list[Outcome] = []
     for start in range(0, len(ids), IDS_MAX):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gpusched_client.client import Client
-    from gpusched_client.wire.protocol import Outcome
+    from gpusched_client.wire.job_messages import Outcome
 
 EXIT_PROBLEMS = 1
 _AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
@@ -166,7 +166,7 @@ def top(word: str, as_json: bool) -> int:
 
 
 def _update(words: Sequence[str], as_json: bool, **changes: Any) -> int:
-    from gpusched_client.wire.protocol import IDS_MAX
+    from gpusched_client.wire.limits import IDS_MAX
 
     outcomes: list[Outcome] = []
     with _client() as client:

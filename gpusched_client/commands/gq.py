@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from gpusched_client.client import Client
     from gpusched_client.output.render import View
-    from gpusched_client.wire.protocol import JobView
+    from gpusched_client.wire.job_messages import JobView
 
 RECENT_S = 600  # ended jobs stay visible for so long
 SHOWN_MAX = 50
@@ -143,7 +143,7 @@ def _named(client: Client, words: Sequence[str], options: dict[str, Any]) -> Non
         answer(json_text(job) if options["as_json"] else job_detail(job, _view()))
         return
     from gpusched_client.errors import Invalid, NotFound
-    from gpusched_client.wire.protocol import IDS_MAX
+    from gpusched_client.wire.limits import IDS_MAX
 
     if len(ids) > IDS_MAX:
         raise Invalid(f"{len(ids)} jobs; the limit is {IDS_MAX} at once")
@@ -230,7 +230,7 @@ def _first_waiting(
 ) -> list[JobView]:
     """The oldest waiting jobs that pass: a user's own list is mostly in that order."""
     from gpusched_client.terms import JobState
-    from gpusched_client.wire.protocol import RESPONSE_JOBS_MAX
+    from gpusched_client.wire.limits import RESPONSE_JOBS_MAX
 
     found: list[JobView] = []
     before_id: int | None = None

@@ -23,7 +23,8 @@ from gpusched_client.commands.common import (
 if TYPE_CHECKING:
     from gpusched_client.client import Client
     from gpusched_client.submission.script import Script
-    from gpusched_client.wire.protocol import JobRequest, JobView, SubmitResult
+    from gpusched_client.wire.job_messages import JobView
+    from gpusched_client.wire.submit_messages import JobRequest, SubmitResult
 
 _WAIT_RECONNECT_S = 600.0
 _PASSED_ON = (
@@ -173,7 +174,7 @@ def _script(options: dict[str, Any]) -> Script | None:
 
 def _script_from_stdin() -> Script:
     from gpusched_client.submission import script
-    from gpusched_client.wire.protocol import PAYLOAD_BYTES_MAX
+    from gpusched_client.wire.limits import PAYLOAD_BYTES_MAX
 
     if sys.stdin.isatty():
         note("gsub: reading the script from the terminal; end it with Ctrl-D")
@@ -222,7 +223,7 @@ def _dry_run(request: JobRequest, options: dict[str, Any]) -> int:
     from gpusched_client.client import Client
     from gpusched_client.output.render import json_text, understood
     from gpusched_client.terms import printable
-    from gpusched_client.wire.protocol import SubmitRequest
+    from gpusched_client.wire.submit_messages import SubmitRequest
 
     with Client() as client:
         result = client.submit_request(SubmitRequest((request,), dry_run=True))
@@ -241,7 +242,7 @@ def _dry_run(request: JobRequest, options: dict[str, Any]) -> int:
 
 def _submit(request: JobRequest, options: dict[str, Any]) -> int:
     from gpusched_client.client import Client
-    from gpusched_client.wire.protocol import SubmitRequest
+    from gpusched_client.wire.submit_messages import SubmitRequest
 
     with Client(reconnect_s=_WAIT_RECONNECT_S if options["wait"] else 30.0) as client:
         try:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gpusched_client.commands.common import own_uid
 from gpusched_client.terms import JobState
-from gpusched_client.wire.protocol import RESPONSE_JOBS_MAX
+from gpusched_client.wire.limits import RESPONSE_JOBS_MAX
 
 if TYPE_CHECKING:
     from gpusched_client.client import Client

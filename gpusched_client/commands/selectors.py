@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable
 
 from gpusched_client.errors import Invalid, NotFound
-from gpusched_client.wire.protocol import IDS_MAX
+from gpusched_client.wire.limits import IDS_MAX
 
 NAMED_IDS_MAX = 100_000
 _RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?", re.ASCII)

@@ -22,17 +22,12 @@ from gpusched_client.units import (
     duration_text,
     format_duration,
 )
-from gpusched_client.wire.fields import Message
-from gpusched_client.wire.protocol import (
-    GpuUseView,
-    GpuView,
-    JobRequest,
-    JobView,
-    Outcome,
-    StatusResult,
-    UsageView,
-    limit_from_wire,
-)
+from gpusched_client.wire.admin_messages import StatusResult, UsageView
+from gpusched_client.wire.gpu_messages import GpuView
+from gpusched_client.wire.job_messages import GpuUseView, JobView, Outcome
+from gpusched_client.wire.limits import limit_from_wire
+from gpusched_client.wire.message import Message
+from gpusched_client.wire.submit_messages import JobRequest
 
 _NONE = "-"
 _LAST_COLUMN_CHARS_MIN = 12

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 
 from gpusched_client.errors import Invalid
 from gpusched_client.units import parse_bytes, parse_duration
-from gpusched_client.wire.protocol import RLIMIT_NAMES, JobRequest, limit_to_wire
+from gpusched_client.wire.limits import RLIMIT_NAMES, limit_to_wire
+from gpusched_client.wire.submit_messages import JobRequest
 
 Word = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 """One argument or path; text becomes bytes as os.fsencode does it."""

@@ -12,7 +12,7 @@ import stat
 from dataclasses import dataclass
 
 from gpusched_client.errors import Invalid, TooLarge
-from gpusched_client.wire.protocol import PAYLOAD_BYTES_MAX
+from gpusched_client.wire.limits import PAYLOAD_BYTES_MAX
 
 _SNIFF_BYTES = 64 * 1024
 _SHELLS = rb"(?:ba|da|k|mk|z|fi|a|c|tc)?sh"

@@ -10,7 +10,6 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 from itertools import islice
 from typing import Any, Protocol, TypeVar
 
@@ -23,12 +22,22 @@ from gpusched_client.errors import (
     Unavailable,
 )
 from gpusched_client.terms import GpuUuid, JobId, JobState
-from gpusched_client.wire import protocol
-from gpusched_client.wire.protocol import (
-    PROTOCOL_VERSION,
+from gpusched_client.wire import job_messages as messages
+from gpusched_client.wire.admin_messages import (
     BackupRequest,
-    CancelRequest,
-    CancelResult,
+    Hello,
+    HelloResult,
+    ReloadRequest,
+    ReloadResult,
+    StatsRequest,
+    StatsResult,
+    StatusRequest,
+    UsageRequest,
+    UsageResult,
+    UsageView,
+)
+from gpusched_client.wire.catalog import METHODS
+from gpusched_client.wire.gpu_messages import (
     DrainRequest,
     DrainResult,
     GpusReleaseRequest,
@@ -36,37 +45,33 @@ from gpusched_client.wire.protocol import (
     GpusResult,
     GpusResumeRequest,
     GpuView,
-    Hello,
-    HelloResult,
+    ResumeRequest,
+    ResumeResult,
+)
+from gpusched_client.wire.job_messages import (
+    EVENT_METHOD,
+    CancelRequest,
+    CancelResult,
     JobQuery,
     JobsRequest,
     JobsResult,
     JobView,
+    Outcome,
     QueueRequest,
     QueueResult,
-    ReloadRequest,
-    ReloadResult,
-    Request,
-    Response,
-    ResumeRequest,
-    ResumeResult,
-    StatsRequest,
-    StatsResult,
-    StatusRequest,
-    SubmitRequest,
-    SubmitResult,
     TopRequest,
     TopResult,
     UpdateRequest,
     UpdateResult,
-    UsageRequest,
-    UsageResult,
-    UsageView,
     WaitRequest,
     WaitResult,
     WatchRequest,
     WatchResult,
 )
+from gpusched_client.wire.limits import PROTOCOL_VERSION
+from gpusched_client.wire.message import Response
+from gpusched_client.wire.methods import Request, Right
+from gpusched_client.wire.submit_messages import SubmitRequest, SubmitResult
 from gpuschedd import __version__
 from gpuschedd.api import views
 from gpuschedd.api.health_report import Status
@@ -104,43 +109,6 @@ WAITS_PER_UID_MAX = 1_000
 UID_DIGITS_MAX = 10  # more is nobody's number
 
 T = TypeVar("T")
-
-
-class Right(Enum):
-    """Who may call a method. OWNER: the owner of the named jobs, or an admin, judged per job.
-
-    ROOT: uid 0, in user mode the daemon's own; not the members of `admin_group`.
-    """
-
-    ALL = "all"
-    OWNER = "owner"
-    ADMIN = "admin"
-    ROOT = "root"
-
-
-#: Every method of the protocol has its line here; one without is refused.
-RIGHTS: Mapping[str, Right] = {
-    "hello": Right.ALL,
-    "submit": Right.ALL,
-    "jobs": Right.ALL,
-    "queue": Right.ALL,
-    "job": Right.ALL,
-    "cancel": Right.OWNER,
-    "update": Right.OWNER,
-    "wait": Right.ALL,
-    "watch": Right.ALL,
-    "gpus": Right.ALL,
-    "usage": Right.ALL,
-    "stats": Right.ALL,
-    "drain": Right.ADMIN,
-    "resume": Right.ADMIN,
-    "reload": Right.ADMIN,
-    "gpus_release": Right.ADMIN,
-    "gpus_resume": Right.ADMIN,
-    "top": Right.OWNER,
-    "status": Right.ALL,
-    "backup": Right.ROOT,  # the copy holds the environments of waiting jobs
-}
 
 
 class Connection(Protocol):
@@ -205,7 +173,7 @@ class Handlers:
         self._walk: _Walk | None = None
         self._denials: dict[tuple[int, int], int] = {}
         self._waits: dict[int, int] = {}
-        self._table: dict[type[Request], Callable[..., Awaitable[Response]]] = {
+        self._table: dict[type[Request[Any]], Callable[..., Awaitable[Response]]] = {
             Hello: self._hello,
             SubmitRequest: self._submit,
             JobsRequest: self._jobs,
@@ -228,17 +196,17 @@ class Handlers:
             BackupRequest: self._backup,
         }
 
-    async def handle(self, connection: Connection, method: str, request: Request) -> Response:
+    async def handle(self, connection: Connection, method: str, request: Request[Any]) -> Response:
         """Authorise and answer. Raises GpuschedError."""
         caller = await self._caller(connection.peer)
         if not self._has_right(caller, method):
             self._audit_denial(caller, method, "not an admin")
-            who = "root" if RIGHTS.get(method) is Right.ROOT else "admins"
+            who = "root" if METHODS[method].right is Right.ROOT else "admins"
             raise Denied(f"{method} is for {who}; you are {caller.user} (uid {caller.uid})")
         return await self._table[type(request)](connection, caller, request)
 
     def _has_right(self, caller: Caller, method: str) -> bool:
-        right = RIGHTS.get(method)
+        right = METHODS[method].right
         if right is Right.ROOT:
             return caller.uid in (0, self._outlook.own_uid)
         return right in (Right.ALL, Right.OWNER) or (right is Right.ADMIN and caller.is_admin)
@@ -544,13 +512,13 @@ class Handlers:
         return CancelResult(outcomes=outcomes)
 
     @staticmethod
-    def _cancel_of_final(job: Job) -> protocol.Outcome:
+    def _cancel_of_final(job: Job) -> Outcome:
         """Idempotent: a job that is over already is no error."""
-        return protocol.Outcome(job_id=job.job_id, text=f"was {job.state} already", state=job.state)
+        return Outcome(job_id=job.job_id, text=f"was {job.state} already", state=job.state)
 
     @staticmethod
-    def _update_of_final(job: Job) -> protocol.Outcome:
-        return protocol.Outcome(
+    def _update_of_final(job: Job) -> Outcome:
+        return Outcome(
             job_id=job.job_id,
             code=Conflict.code,
             text=f"job {job.job_id} is {job.state}; it cannot be changed any more",
@@ -560,9 +528,9 @@ class Handlers:
     async def _with_finals(
         self,
         caller: Caller,
-        outcomes: tuple[protocol.Outcome, ...],
-        of_final: Callable[[Job], protocol.Outcome],
-    ) -> tuple[protocol.Outcome, ...]:
+        outcomes: tuple[Outcome, ...],
+        of_final: Callable[[Job], Outcome],
+    ) -> tuple[Outcome, ...]:
         """Jobs that are not live may be in the books: they are over, not unknown."""
         missed = [JobId(entry.job_id) for entry in outcomes if entry.code == NotFound.code]
         if not missed:
@@ -570,7 +538,7 @@ class Handlers:
         jobs, _ = await self._read(caller, lambda history: history.jobs(ids=missed))
         found = {job.job_id: job for job in jobs}
 
-        def outcome_of(entry: protocol.Outcome) -> protocol.Outcome:
+        def outcome_of(entry: Outcome) -> Outcome:
             job = found.get(JobId(entry.job_id))
             if entry.code != NotFound.code or job is None or not job.is_final:
                 return entry
@@ -581,9 +549,7 @@ class Handlers:
 
         return tuple(outcome_of(entry) for entry in outcomes)
 
-    def _audit_outcomes(
-        self, caller: Caller, method: str, outcomes: Iterable[protocol.Outcome]
-    ) -> None:
+    def _audit_outcomes(self, caller: Caller, method: str, outcomes: Iterable[Outcome]) -> None:
         for outcome in outcomes:
             if outcome.code == "denied":
                 self._audit_denial(caller, method, f"job {outcome.job_id}")
@@ -632,7 +598,7 @@ class Handlers:
 
         def send(number: int, event: Event) -> bool:
             shown = self._event(caller, number, event)
-            return connection.notify(protocol.EVENT_METHOD, shown.to_wire())
+            return connection.notify(EVENT_METHOD, shown.to_wire())
 
         last = self._controller.last_event_id
         watcher = Watcher(send)
@@ -651,10 +617,10 @@ class Handlers:
             asyncio.get_running_loop().call_soon(watcher.release, missed, forgotten)
         return WatchResult(last_event_id=last)
 
-    def _event(self, caller: Caller, number: int, event: Event) -> protocol.Event:
+    def _event(self, caller: Caller, number: int, event: Event) -> messages.Event:
         if not (caller.is_admin or event.uid in (None, caller.uid)):
             event = views.event_of_another(event, hides_name=self._hides_names(caller))
-        return protocol.Event(
+        return messages.Event(
             event_id=number,
             at_s=event.at_s,
             kind=event.kind,
@@ -861,4 +827,4 @@ def _names_and_uids(
     return list(users), None
 
 
-__all__ = ["RIGHTS", "Connection", "Handlers", "Outlook", "Right"]
+__all__ = ["Connection", "Handlers", "Outlook"]

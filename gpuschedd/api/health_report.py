@@ -15,7 +15,7 @@ from pathlib import Path
 
 from gpusched_client.terms import JobState
 from gpusched_client.units import bytes_text
-from gpusched_client.wire.protocol import LoggedProblem, StatusResult
+from gpusched_client.wire.admin_messages import LoggedProblem, StatusResult
 from gpuschedd import __version__
 from gpuschedd.core.model import GpuState
 from gpuschedd.jobs.state import State

@@ -20,7 +20,8 @@ from gpusched_client.errors import (
     LimitReached,
     Unavailable,
 )
-from gpusched_client.wire import framing, protocol
+from gpusched_client.wire import framing
+from gpusched_client.wire.catalog import read_request
 from gpuschedd.api.handlers import Handlers
 from gpuschedd.api.limits import Budget, cost_of
 from gpuschedd.api.peer import Peer, peer_of
@@ -309,14 +310,14 @@ class ServerConnection(asyncio.Protocol):
             self._end_when_done()
 
     def _take(self, message: framing.Incoming) -> None:
-        if not isinstance(message, framing.Request):
+        if not isinstance(message, framing.RequestFrame):
             self._server.budget.charge(self.peer.uid, 1.0)  # it costs time as well
         if isinstance(message, framing.Malformed):
             self._send(framing.encode_error(message.msgid, message.error))
             if message.is_fatal:
                 self._close_after_linger()
             return
-        if isinstance(message, framing.Request):
+        if isinstance(message, framing.RequestFrame):
             self._server.budget.charge(self.peer.uid, cost_of(message.params))
             task = asyncio.ensure_future(self._answer(message))
             self._tasks.add(task)
@@ -327,9 +328,9 @@ class ServerConnection(asyncio.Protocol):
             return
         # Notifications and responses get no answer in MessagePack-RPC.
 
-    async def _answer(self, message: framing.Request) -> None:
+    async def _answer(self, message: framing.RequestFrame) -> None:
         try:
-            request = protocol.read_request(message.method, message.params)
+            request = read_request(message.method, message.params)
             response = await self._server.handlers.handle(self, message.method, request)
             reply = framing.encode_response(message.msgid, response.to_wire())
         except GpuschedError as refusal:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from gpusched_client.terms import JobId
-from gpusched_client.wire.protocol import EVENTS_DROPPED
+from gpusched_client.wire.job_messages import EVENTS_DROPPED
 from gpuschedd.jobs.controller import Committed
 from gpuschedd.store.records import Event
 

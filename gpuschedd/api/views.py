@@ -8,14 +8,10 @@ from dataclasses import replace
 
 from gpusched_client.terms import GpuUuid, JobId, JobState, PendingReason
 from gpusched_client.units import bytes_text
-from gpusched_client.wire import protocol
-from gpusched_client.wire.protocol import (
-    GpuUseView,
-    GpuView,
-    JobEvent,
-    JobView,
-    limit_to_wire,
-)
+from gpusched_client.wire import job_messages as messages
+from gpusched_client.wire.gpu_messages import GpuView
+from gpusched_client.wire.job_messages import GpuUseView, JobEvent, JobView
+from gpusched_client.wire.limits import limit_to_wire
 from gpuschedd.core.job import Job
 from gpuschedd.core.model import ExpectedStart, Gpu, Reason
 from gpuschedd.core.plan import reason_of
@@ -258,11 +254,11 @@ def _hold_reason(job: Job) -> Reason:
     return Reason(PendingReason.HELD, f"held by {who}")
 
 
-def _reason(state: State, clock: SchedulerClock, job: Job) -> protocol.Reason | None:
+def _reason(state: State, clock: SchedulerClock, job: Job) -> messages.Reason | None:
     if job.state is not JobState.PENDING:
         return None
     reason = reason_for(state, clock, job)
-    return protocol.Reason(
+    return messages.Reason(
         code=str(reason.code), text=reason.text, numbers=_wall_numbers(reason, clock)
     )
 

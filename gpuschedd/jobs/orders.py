@@ -23,18 +23,9 @@ from gpusched_client.errors import (
 )
 from gpusched_client.terms import Cause, JobId, JobState
 from gpusched_client.units import bytes_text, format_duration
-from gpusched_client.wire.protocol import (
-    NICE_MAX,
-    NICE_MIN,
-    CancelRequest,
-    JobRequest,
-    Outcome,
-    SubmitRequest,
-    SubmitResult,
-    UpdateRequest,
-    limit_from_wire,
-    limit_to_wire,
-)
+from gpusched_client.wire.job_messages import CancelRequest, Outcome, UpdateRequest
+from gpusched_client.wire.limits import NICE_MAX, NICE_MIN, limit_from_wire, limit_to_wire
+from gpusched_client.wire.submit_messages import JobRequest, SubmitRequest, SubmitResult
 from gpuschedd.core import admission, forecast
 from gpuschedd.core.job import CancelOrder, Dropped, Job
 from gpuschedd.core.model import (

@@ -13,7 +13,8 @@ import pytest
 
 from gpusched_client.errors import GpuschedError, StorageError
 from gpusched_client.terms import JobId, JobState, PendingReason
-from gpusched_client.wire.protocol import CancelRequest, JobRequest, SubmitRequest, UpdateRequest
+from gpusched_client.wire.job_messages import CancelRequest, UpdateRequest
+from gpusched_client.wire.submit_messages import JobRequest, SubmitRequest
 from gpuschedd.api.handlers import Handlers
 from gpuschedd.api.limits import Budget
 from gpuschedd.api.views import reason_for

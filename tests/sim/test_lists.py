@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from gpusched_client.terms import JobState
-from gpusched_client.wire.protocol import JobRequest, JobsRequest, QueueRequest, SubmitRequest
+from gpusched_client.wire.job_messages import JobsRequest, QueueRequest
+from gpusched_client.wire.submit_messages import JobRequest, SubmitRequest
 from gpuschedd.api.handlers import VIEWS_AT_ONCE, Handlers
 from gpuschedd.api.limits import Budget
 from gpuschedd.api.subscriptions import Audience
