@@ -16,22 +16,20 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Unpack, overload
 
 from gpusched_client.administration import Administration
 from gpusched_client.errors import StillRunning
-from gpusched_client.submission.request import Word, job_request
 from gpusched_client.terms import JobState, parse_states
-from gpusched_client.units import parse_bytes, parse_duration
-from gpusched_client.wire.limits import RESPONSE_JOBS_MAX, limit_to_wire
+from gpusched_client.wire.limits import RESPONSE_JOBS_MAX
 from gpusched_client.wire.session import PAUSE_S, Session
-from gpusched_client.wire.submit_messages import JobRequest, SubmitRequest, SubmitResult
 from gpusched_client.wire.transport import Lost
 
 if TYPE_CHECKING:
+    from gpusched_client.submission.request import SubmitKeywords, SubmittedJob, Word
     from gpusched_client.wire.admin_messages import HelloResult, UsageView
     from gpusched_client.wire.gpu_messages import GpusResult, GpuView
     from gpusched_client.wire.job_messages import (
@@ -41,18 +39,10 @@ if TYPE_CHECKING:
         Outcome,
         QueueResult,
     )
+    from gpusched_client.wire.submit_messages import JobRequest, SubmitRequest, SubmitResult
 
 REPLY_TIMEOUT_S = 30.0
 RECONNECT_S = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class SubmittedJob:
-    """What a submission gives back: the id, the limit it got, and what people should know."""
-
-    id: int
-    time_limit_s: int | None = None
-    warnings: tuple[str, ...] = ()
 
 
 class Client(Administration):
@@ -97,60 +87,26 @@ class Client(Administration):
         self,
         argv: Sequence[Word] | None = None,
         *,
-        shell: str | bytes | None = None,
-        script: str | bytes | None = None,
-        args: Sequence[Word] = (),
-        gpus: int = 1,
-        vram: str | int | None = None,
-        gpu_model: str | None = None,
-        exclusive: bool = False,
-        topology: str | None = None,
-        memory: str | int | None = None,
-        cpus: int | None = None,
-        time_limit: str | int | None = None,
-        name: str | None = None,
-        nice: int = 0,
-        output: Word | None = None,
-        error: Word | None = None,
-        hold: bool = False,
-        retries: int = 0,
-        cwd: Word | None = None,
-        environment: Mapping[str, str] | Mapping[bytes, bytes] | None = None,
         submission_id: str | None = None,
+        **keywords: Unpack[SubmitKeywords],
     ) -> SubmittedJob:
-        """Submit one job that runs as this process would; see request.job_request.
+        """Submit one job that runs as this process would; its keywords are those of job_request.
 
         The job is stored durably when this returns. `submission_id` (default: a random one) makes
         it safe to submit again after a doubt: the same id gives the same job.
         """
-        request = job_request(
-            argv,
-            shell=shell,
-            script=script,
-            args=args,
-            gpus=gpus,
-            vram=vram,
-            gpu_model=gpu_model,
-            exclusive=exclusive,
-            topology=topology,
-            memory=memory,
-            cpus=cpus,
-            time_limit=time_limit,
-            name=name,
-            nice=nice,
-            output=output,
-            error=error,
-            hold=hold,
-            retries=retries,
-            cwd=cwd,
-            environment=environment,
-        )
+        from gpusched_client.submission.request import job_request
+
+        request = job_request(argv, **keywords)
         return self.submit_many([request], submission_id=submission_id)[0]
 
     def submit_many(
         self, jobs: Iterable[JobRequest], *, submission_id: str | None = None
     ) -> list[SubmittedJob]:
         """Submit all of the jobs or none, at most SUBMIT_JOBS_MAX; the result is in their order."""
+        from gpusched_client.submission.request import SubmittedJob
+        from gpusched_client.wire.submit_messages import SubmitRequest
+
         result = self.submit_request(SubmitRequest(tuple(jobs), submission_id))
         limits: Sequence[int | None] = result.time_limits_s or (None,) * len(result.job_ids)
         return [
@@ -161,7 +117,7 @@ class Client(Administration):
     def submit_request(self, request: SubmitRequest) -> SubmitResult:
         """Send a submission as it is, with a submission_id where it has none."""
         if request.submission_id is None and not request.dry_run:
-            request = SubmitRequest(request.jobs, new_submission_id())
+            request = replace(request, submission_id=new_submission_id())
         return self._session.call(request)
 
     # --- asking -------------------------------------------------------------------------------
@@ -303,10 +259,16 @@ class Client(Administration):
     ) -> tuple[Outcome, ...]:
         """Change what is given (time_limit, vram as in submit), leave the rest; outcomes per id."""
         from gpusched_client.wire.job_messages import UpdateRequest
+        from gpusched_client.wire.job_options import OPTIONS
 
-        limit_s = _limit_on_wire(time_limit)
-        vram_bytes = parse_bytes(vram) if isinstance(vram, str) else vram
-        request = UpdateRequest(_ids(job_ids), limit_s, nice, name, hold, vram_bytes)
+        request = UpdateRequest(
+            _ids(job_ids),
+            time_limit_s=OPTIONS["time_limit"].value(time_limit),
+            nice=nice,
+            name=name,
+            hold=hold,
+            vram_bytes=OPTIONS["vram"].value(vram),
+        )
         return self._session.call(request).outcomes
 
     def top(self, job_id: int) -> Outcome:
@@ -314,10 +276,6 @@ class Client(Administration):
         from gpusched_client.wire.job_messages import TopRequest
 
         return self._session.call(TopRequest(job_id)).outcome
-
-
-def _limit_on_wire(given: str | int | None) -> int | None:
-    return limit_to_wire(parse_duration(given)) if isinstance(given, str) else given
 
 
 def _states(named: Iterable[JobState | str]) -> tuple[JobState, ...]:

@@ -12,27 +12,33 @@ from gpusched_client.errors import Invalid
 
 KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
 _BYTES_OF = {"": MIB, "B": 1, "K": KIB, "M": MIB, "G": GIB, "T": TIB}
-_SIZE = re.compile(r"(\d{1,19})(?:\.(\d{1,9}))?\s*(?:([KMGT])(?:I?B)?|(B))?", re.ASCII | re.I)
+_SIZE = r"(\d{1,19})(?:\.(\d{1,9}))?\s*(?:([KMGT])(?:I?B)?|(B))?"
 _SIZE_FORMS = "write it as 20G, 512M or 1.5T (K, M, G, T are powers of 1024; a bare number is MiB)"
 _SIZE_MAX = 2**62
 
 MINUTE_S, HOUR_S, DAY_S = 60, 3_600, 86_400
 _SECONDS_OF = {"s": 1, "m": MINUTE_S, "h": HOUR_S, "d": DAY_S, "w": 7 * DAY_S}
 _UNIT = r"(s|secs?|m|mins?|h|hours?|d|days?|w|weeks?)"
-_PART = re.compile(rf"(\d{{1,10}})(?:\.(\d{{1,6}}))?\s*{_UNIT}", re.ASCII | re.I)
-_PARTS = re.compile(rf"(?:\d{{1,10}}(?:\.\d{{1,6}})?\s*{_UNIT}\s*)+", re.ASCII | re.I)
-_CLOCK = re.compile(r"(?:(\d{1,9})-)?(\d{1,9})(?::(\d{1,2}))?(?::(\d{1,2}))?", re.ASCII)
-_NUMBER = re.compile(r"\d{1,12}(?:\.\d{1,9})?", re.ASCII)
+_PART = rf"(\d{{1,10}})(?:\.(\d{{1,6}}))?\s*{_UNIT}"
+_PARTS = rf"(?:\d{{1,10}}(?:\.\d{{1,6}})?\s*{_UNIT}\s*)+"
+_CLOCK = r"(?:(\d{1,9})-)?(\d{1,9})(?::(\d{1,2}))?(?::(\d{1,2}))?"
+_NUMBER = r"\d{1,12}(?:\.\d{1,9})?"
 _DURATION_FORMS = (
     "write it as 90 (minutes), 30:00 (minutes:seconds), 1:30:00, 1-12:00:00 (days-hours), "
     "2h, 90s, 1h30m, 1d, or unlimited"
 )
 _DURATION_MAX_S = 2**40
+_FLAGS = re.ASCII | re.IGNORECASE
+
+
+def _matched(pattern: str, text: str) -> re.Match[str] | None:
+    """The whole text's match. Patterns are compiled at their first use: most starts need none."""
+    return re.fullmatch(pattern, text, _FLAGS)
 
 
 def parse_bytes(text: str) -> int:
     """Bytes in a text such as "20G", "1.5GiB", "512" (MiB) or "7B"; a fraction is rounded up."""
-    match = _SIZE.fullmatch(text.strip())
+    match = _matched(_SIZE, text.strip())
     if match is None:
         raise Invalid(f"{text!r} is not an amount of memory; {_SIZE_FORMS}", {"value": text})
     whole, fraction, unit, single = match.groups()
@@ -78,7 +84,7 @@ def parse_duration(text: str) -> int | None:
     stripped = text.strip()
     if stripped.lower() in ("unlimited", "infinite"):
         return None
-    seconds = _with_units(stripped) if _PARTS.fullmatch(stripped) else _clock(stripped)
+    seconds = _with_units(stripped) if _matched(_PARTS, stripped) else _clock(stripped)
     if seconds is None or seconds > _DURATION_MAX_S:
         raise Invalid(f"{text!r} is not a duration; {_DURATION_FORMS}", {"value": text})
     return seconds
@@ -90,7 +96,7 @@ def parse_seconds(text: str) -> float:
     For settings and test programs: a person who types a time limit writes minutes, as in Slurm.
     """
     stripped = text.strip()
-    if _NUMBER.fullmatch(stripped):
+    if _matched(_NUMBER, stripped):
         return float(stripped)
     seconds = parse_duration(stripped)
     if seconds is None:
@@ -101,12 +107,12 @@ def parse_seconds(text: str) -> float:
 def _with_units(text: str) -> int:
     return sum(
         _scaled_up(whole, fraction or None, _SECONDS_OF[unit[0].lower()])
-        for whole, fraction, unit in _PART.findall(text)
+        for whole, fraction, unit in re.findall(_PART, text, _FLAGS)
     )
 
 
 def _clock(text: str) -> int | None:
-    match = _CLOCK.fullmatch(text)
+    match = _matched(_CLOCK, text)
     if match is None:
         return None
     days, *rest = match.groups()

@@ -165,7 +165,6 @@ boolean = Reader(_read_boolean, "boolean")
 
 def text(bytes_max: int = TEXT_BYTES_MAX, pattern: str | None = None, rule: str = "") -> Reader:
     """Text of valid Unicode without NUL; `rule` is the pattern in words."""
-    compiled = re.compile(pattern) if pattern else None
 
     def read(value: object, path: str) -> str:
         if type(value) is not str:
@@ -178,7 +177,7 @@ def text(bytes_max: int = TEXT_BYTES_MAX, pattern: str | None = None, rule: str 
             refuse_large(path, size, bytes_max, "bytes")
         if "\0" in value:
             refuse(path, f"{shown(value)} has a NUL character", "remove it")
-        if compiled is not None and not compiled.fullmatch(value):
+        if pattern is not None and not re.fullmatch(pattern, value):
             refuse(path, f"{shown(value)} is not allowed", f"use {rule}")
         return value
 

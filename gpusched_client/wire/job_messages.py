@@ -18,6 +18,7 @@ from gpusched_client.wire.fields import (
     text,
     word,
 )
+from gpusched_client.wire.job_options import JobOptions
 from gpusched_client.wire.limits import (
     ARGV_ITEMS_MAX,
     GPUS_MAX,
@@ -33,7 +34,7 @@ from gpusched_client.wire.limits import (
     USERS_MAX,
     VRAM_BYTES_MAX,
 )
-from gpusched_client.wire.message import Response, message, nested, wire
+from gpusched_client.wire.message import Response, message, nested, part, wire
 from gpusched_client.wire.methods import Request, Right, method
 from gpusched_client.wire.values import (
     AMOUNT,
@@ -53,7 +54,6 @@ from gpusched_client.wire.values import (
 )
 
 _WORD = octets(STRING_BYTES_MAX)
-_PATH = octets(PATH_BYTES_MAX)
 
 
 @message
@@ -90,37 +90,32 @@ class GpuUseView(Response):
     energy_j: float | None = wire(AMOUNT, default=None)
 
 
-@message
-class JobView(Response):
-    """One job as a response shows it.
+@part
+class JobIdentity(Response):
+    """Which job, whose, and where it stands."""
 
-    `command` is one printable line, cut to a few hundred characters. `output`, `error`, an `argv`
-    of more than 64 words or 1 KiB,
-    `priority_parts`, `explanations` ("would start now with 1 GPU"), `events` and what was used of
-    the GPUs (`vram_verdict`: within, under-declared, over-declared or unattributed)
-    come with the method `job` only, for the owner and admins. Names, commands and directories of
-    others are None where the host is `private`.
-    `time_limit_s` is UNLIMITED_S without a limit. *_at_s and *_start_s are Unix times.
-    """
+    __slots__ = ()
 
     job_id: int = wire(JOB_ID)
     state: JobState = wire(word(JobState))
     reason: Reason | None = wire(nested(Reason), default=None)
     user: str | None = wire(USER, default=None)
     uid: int | None = wire(COUNT, default=None)
-    name: str | None = wire(SHORT_TEXT, default=None)
+
+
+@message
+class JobView(JobOptions, JobIdentity):
+    """One job as a response shows it: who it is, what it asked for, and what became of it.
+
+    `command` is one printable line, cut to a few hundred characters. `output`, `error`, an `argv`
+    of more than 64 words or 1 KiB, `priority_parts`, `explanations` ("would start now with 1 GPU"),
+    `events` and what was used of the GPUs (`vram_verdict`: within, under-declared, over-declared or
+    unattributed) come with the method `job` only, for the owner and admins. Names, commands and
+    directories of others are None where the host is `private`. `time_limit_s` is UNLIMITED_S
+    without a limit. *_at_s and *_start_s are Unix times.
+    """
+
     command: str | None = wire(ANY_TEXT, default=None)
-    gpus: int = wire(integer(0, GPUS_MAX), default=0)
-    vram_bytes: int | None = wire(SIZE, default=None)
-    gpu_model: str | None = wire(SHORT_TEXT, default=None)
-    exclusive: bool = wire(boolean, default=False)
-    topology: str | None = wire(SHORT_TEXT, default=None)
-    memory_bytes: int | None = wire(SIZE, default=None)
-    cpus: int | None = wire(COUNT, default=None)
-    time_limit_s: int | None = wire(TIME_LIMIT, default=None)
-    nice: int | None = wire(integer(), default=None)
-    hold: bool = wire(boolean, default=False)
-    retries: int | None = wire(COUNT, default=None)
     attempt: int | None = wire(COUNT, default=None)
     queue_position: int | None = wire(COUNT, default=None)
     priority: float | None = wire(NUMBER, default=None)
@@ -138,9 +133,7 @@ class JobView(Response):
     cpu_user_s: float | None = wire(AMOUNT, default=None)
     cpu_system_s: float | None = wire(AMOUNT, default=None)
     max_rss_bytes: int | None = wire(SIZE, default=None)
-    cwd: bytes | None = wire(_PATH, default=None)
-    output: bytes | None = wire(_PATH, default=None)
-    error: bytes | None = wire(_PATH, default=None)
+    cwd: bytes | None = wire(octets(PATH_BYTES_MAX), default=None)
     argv: tuple[bytes, ...] | None = wire(list_of(_WORD, ARGV_ITEMS_MAX), default=None)
     script_bytes: int | None = wire(SIZE, default=None)
     vram_peak_bytes: int | None = wire(SIZE, default=None)

@@ -13,31 +13,23 @@ from gpusched_client.wire.fields import (
     list_of,
     map_of,
     octets,
-    one_of,
     refuse,
     refuse_large,
     shown,
     text,
 )
+from gpusched_client.wire.job_options import JobOptions
 from gpusched_client.wire.limits import (
     ARGV_ITEMS_MAX,
-    CPUS_MAX,
     ENVIRONMENT_ITEMS_MAX,
-    GPUS_MAX,
-    MEMORY_BYTES_MAX,
-    MEMORY_BYTES_MIN,
-    NICE_MAX,
-    NICE_MIN,
     PATH_BYTES_MAX,
     PAYLOAD_BYTES_MAX,
-    RETRIES_MAX,
     RLIMIT_INFINITY,
     RLIMIT_NAMES,
     STRING_BYTES_MAX,
     SUBMIT_JOBS_MAX,
     SUBMIT_PAYLOAD_BYTES_MAX,
     UMASK_MAX,
-    VRAM_BYTES_MAX,
 )
 from gpusched_client.wire.message import (
     Message,
@@ -45,12 +37,13 @@ from gpusched_client.wire.message import (
     message,
     nested,
     no_items,
+    part,
     read_fields,
     require_fields,
     wire,
 )
 from gpusched_client.wire.methods import Request, Right, method
-from gpusched_client.wire.values import ANY_TEXT, JOB_ID, JOB_NAME, TIME_LIMIT
+from gpusched_client.wire.values import ANY_TEXT, JOB_ID, TIME_LIMIT
 
 _WORD = octets(STRING_BYTES_MAX)
 
@@ -112,16 +105,15 @@ _RLIMITS = map_of(
 )
 
 
-@message
-class JobRequest(Message):
-    """One job as its submitter asks for it: exactly one of argv, script (with args) and shell.
+@part
+class JobProcess(Message):
+    """What runs, where and around what: exactly one of argv, script (with args) and shell.
 
-    `time_limit_s` None is the daemon's default and UNLIMITED_S is unlimited. `vram_bytes` is per
-    GPU; None takes each GPU whole. `rlimits` maps a name of RLIMIT_NAMES to (soft, hard), where
-    RLIMIT_INFINITY is no limit. `shell` is one line for /bin/sh -c, byte for byte.
-    `memory_bytes` (of the host) and `cpus` bound the whole job; None is the daemon's default.
-    `output` and `error` are paths with % patterns, relative ones below `cwd`.
+    `shell` is one line for /bin/sh -c, byte for byte. `rlimits` maps a name of RLIMIT_NAMES to
+    (soft, hard), where RLIMIT_INFINITY is no limit.
     """
+
+    __slots__ = ()
 
     cwd: bytes = wire(_CWD)
     environment: Mapping[bytes, bytes] = wire(_ENVIRONMENT, default_factory=no_items)
@@ -131,20 +123,17 @@ class JobRequest(Message):
     shell: bytes | None = wire(octets(STRING_BYTES_MAX, empty=False), default=None)
     umask: int = wire(integer(0, UMASK_MAX), default=0o022)
     rlimits: Mapping[str, tuple[int, int]] | None = wire(_RLIMITS, default=None)
-    gpus: int = wire(integer(0, GPUS_MAX), default=1)
-    vram_bytes: int | None = wire(integer(1, VRAM_BYTES_MAX), default=None)
-    gpu_model: str | None = wire(text(256), default=None)
-    exclusive: bool = wire(boolean, default=False)
-    topology: str | None = wire(one_of("nvlink"), default=None)
-    memory_bytes: int | None = wire(integer(MEMORY_BYTES_MIN, MEMORY_BYTES_MAX), default=None)
-    cpus: int | None = wire(integer(1, CPUS_MAX), default=None)
-    time_limit_s: int | None = wire(TIME_LIMIT, default=None)
-    name: str | None = wire(JOB_NAME, default=None)
-    nice: int = wire(integer(NICE_MIN, NICE_MAX), default=0)
-    output: bytes | None = wire(_PATH, default=None)
-    error: bytes | None = wire(_PATH, default=None)
-    hold: bool = wire(boolean, default=False)
-    retries: int = wire(integer(0, RETRIES_MAX), default=0)
+
+
+@message
+class JobRequest(JobOptions, JobProcess):
+    """One job as its submitter asks for it: what runs, and the options of job_options.
+
+    `time_limit_s` None is the daemon's default and UNLIMITED_S is unlimited. `vram_bytes` is per
+    GPU; None takes each GPU whole. `memory_bytes` (of the host) and `cpus` bound the whole job;
+    None is the daemon's default. `output` and `error` are paths with % patterns, relative ones
+    below `cwd`.
+    """
 
     def check(self, path: str) -> None:
         """Raise where fields contradict each other or are too large together."""
