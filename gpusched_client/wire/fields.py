@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 from gpusched_client.errors import Invalid, TooLarge
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+FLOAT_EXACT_MAX = 2**53  # above it a float no longer has every integer
 TEXT_BYTES_MAX = 4096
 PLAIN_LEVELS_MAX = 16  # levels of a free-form value, such as the numbers of a reason
 _SHOWN_CHARS_MAX = 60
@@ -71,9 +72,10 @@ class Flaw:
 
 
 def _range(low: float, high: float) -> str:
-    if low == INT64_MIN and high == INT64_MAX:
-        return "64 bits"
-    return f"at least {low}" if high == INT64_MAX else f"{low} to {high}"
+    """In words; an end that only says what a machine's number can hold is left out."""
+    if high < FLOAT_EXACT_MAX:
+        return f"{low} to {high}"
+    return f"at least {low}" if low > -FLOAT_EXACT_MAX else ""
 
 
 # ---------------------------------------------------------------------------------- refusals

@@ -112,7 +112,7 @@ class JobView(JobOptions, JobIdentity):
     `events` and what was used of the GPUs (`vram_verdict`: within, under-declared, over-declared or
     unattributed) come with the method `job` only, for the owner and admins. Names, commands and
     directories of others are None where the host is `private`. `time_limit_s` is UNLIMITED_S
-    without a limit. *_at_s and *_start_s are Unix times.
+    without a limit.
     """
 
     command: str | None = wire(ANY_TEXT, default=None)

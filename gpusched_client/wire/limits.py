@@ -4,16 +4,16 @@ from __future__ import annotations
 
 PROTOCOL_VERSION = 1
 
-REQUEST_BYTES_MAX = 2**20
+REQUEST_BYTES_MAX = 2**20  # one request
 PAYLOAD_BYTES_MAX = 768 * 1024  # argv, environment and script of one job
 SUBMIT_PAYLOAD_BYTES_MAX = 64 * 2**20  # the same over all jobs, `common` counted for each of them
-NESTING_MAX = 64
-CONTAINERS_MAX = 20_000
-RESPONSE_JOBS_MAX = 1_000
-BACKUP_PIECE_BYTES = 512 * 1024
+NESTING_MAX = 64  # levels of arrays and maps, the outermost counted
+CONTAINERS_MAX = 20_000  # arrays and maps in one request
+RESPONSE_JOBS_MAX = 1_000  # jobs in one response; ask for the next page
+BACKUP_PIECE_BYTES = 512 * 1024  # of the copy in one response of `backup`
 SUBMIT_JOBS_MAX = 1_000
-IDS_MAX = 1_000
-USERS_MAX = 100
+IDS_MAX = 1_000  # jobs that one request may name
+USERS_MAX = 100  # users that one request may name
 
 STRING_BYTES_MAX = 128 * 1024 - 1  # one argument or KEY=VALUE; the kernel's MAX_ARG_STRLEN less NUL
 ARGV_ITEMS_MAX = 65_536
@@ -34,7 +34,7 @@ RLIMIT_NAMES = frozenset(
     {"as", "core", "cpu", "data", "fsize", "memlock", "msgqueue", "nice", "nofile", "nproc"}
     | {"rss", "rtprio", "rttime", "sigpending", "stack"}
 )
-RLIMIT_INFINITY = -1
+RLIMIT_INFINITY = -1  # a resource limit that is no limit
 
 UNLIMITED_S = -1  # a time limit that is no limit; inside, None says it
 

@@ -189,9 +189,10 @@ class SubmitResult(Response):
 
 @method("submit", Right.ALL, (Conflict, Denied, Infeasible, LimitReached, StorageError))
 class SubmitRequest(Request[SubmitResult]):
-    """All or none of `jobs`. On the wire, `common` may hold fields that the jobs share.
+    """All or none of `jobs`. On the wire, a map `common` may hold fields that the jobs share.
 
-    `dry_run` asks what would happen and stores nothing.
+    The same `submission_id` again returns the ids of the first time, for 7 days. `dry_run` asks
+    what would happen and stores nothing.
     """
 
     jobs: tuple[JobRequest, ...] = wire(list_of(nested(JobRequest), SUBMIT_JOBS_MAX, 1))

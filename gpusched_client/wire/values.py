@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from gpusched_client.wire.fields import Reader, integer, list_of, number, refuse, shown, text
+from gpusched_client.wire.fields import (
+    FLOAT_EXACT_MAX,
+    Reader,
+    integer,
+    list_of,
+    number,
+    refuse,
+    shown,
+    text,
+)
 from gpusched_client.wire.limits import (
     IDS_MAX,
     JOB_NAME_BYTES_MAX,
@@ -14,9 +23,9 @@ JOB_ID = integer(1)
 JOB_IDS = list_of(JOB_ID, IDS_MAX, 1)
 COUNT = integer(0)
 SIZE = integer(0)  # bytes
-TIME = number(-(2**53), 2**53)  # Unix time in seconds
-NUMBER = number(-(2**53), 2**53)
-AMOUNT = number(0, 2**53)
+TIME = number(-FLOAT_EXACT_MAX, FLOAT_EXACT_MAX)  # Unix time in seconds
+NUMBER = number(-FLOAT_EXACT_MAX, FLOAT_EXACT_MAX)
+AMOUNT = number(0, FLOAT_EXACT_MAX)
 PERCENT = number(0, 100)
 USER = text(256)
 SHORT_TEXT = text()
