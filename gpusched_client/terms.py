@@ -137,6 +137,63 @@ class Cause(StrEnum):
     DEPENDENCY = "dependency"
 
 
+class Mode(StrEnum):
+    """Whom a daemon serves."""
+
+    USER = "user"  # the user who runs it
+    SYSTEM = "system"  # every local user
+
+
+class Launch(StrEnum):
+    """How supervisors are started."""
+
+    DIRECT = "direct"  # by the daemon itself
+    PID1 = "pid1"  # as transient units of systemd
+
+
+class HoldKind(StrEnum):
+    """Who, or what, holds a job; the value is kept in the database."""
+
+    USER = "user"  # its owner
+    ADMIN = "admin"
+    LAUNCH = "launch"  # repeated failed launches
+    ACCOUNT = "account"  # its user name and uid no longer belong together
+    CONFIG = "config"  # the configuration (jobs.users) does not name its user
+
+
+class EventKind(StrEnum):
+    """What happened; the value is what `watch`, `events_v` and the log say."""
+
+    JOB_SUBMITTED = "job_submitted"
+    JOB_HELD = "job_held"
+    JOB_RELEASED = "job_released"
+    JOB_UPDATED = "job_updated"
+    START_PROMISED = "start_promised"
+    PROMISE_ENDED = "promise_ended"
+    JOB_PLACED = "job_placed"
+    JOB_STARTED = "job_started"
+    JOB_NEAR_LIMIT = "job_near_limit"
+    JOB_OVER_DECLARATION = "job_over_declaration"
+    JOB_STUCK = "job_stuck"
+    CANCEL_REQUESTED = "cancel_requested"
+    SIGNAL_REQUESTED = "signal_requested"
+    JOB_COMPLETING = "job_completing"
+    JOB_REQUEUED = "job_requeued"
+    JOB_RETRIED = "job_retried"
+    JOB_ENDED = "job_ended"
+    GPU_SEEN = "gpu_seen"
+    GPU_DRAINED = "gpu_drained"
+    GPU_RESUMED = "gpu_resumed"
+    GPU_SICK = "gpu_sick"
+    GPU_RECOVERED = "gpu_recovered"
+    GPU_XID = "gpu_xid"
+    GPU_NOT_GRANTED = "gpu_not_granted"
+    GPU_LEFT_BEHIND = "gpu_left_behind"
+    GPUS_RELEASED = "gpus_released"
+    GPUS_REOPENED = "gpus_reopened"
+    EVENTS_DROPPED = "dropped"  # in `watch` alone: the reader was behind
+
+
 def printable(value: str | bytes) -> str:
     """Text that cannot drive a terminal: control and format characters become escapes."""
     text = os.fsdecode(value) if isinstance(value, bytes) else value

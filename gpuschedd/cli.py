@@ -11,8 +11,9 @@ import click
 
 from gpusched_client import paths
 from gpusched_client.errors import GpuschedError
+from gpusched_client.terms import Launch
 from gpuschedd import __version__
-from gpuschedd.config import keys as config
+from gpuschedd.config.toml import ConfigError, changed_keys, place_warning
 from gpuschedd.daemon import EX_CONFIG, Options, read_config, run
 from gpuschedd.replay.command import replay
 from gpuschedd.system import install
@@ -24,7 +25,7 @@ from gpuschedd.system.accounts import unknown_names
 @click.option("--system", is_flag=True, help="Serve every local user; system paths.")
 @click.option(
     "--launch",
-    type=click.Choice(["pid1", "direct"]),
+    type=click.Choice([Launch.PID1.value, Launch.DIRECT.value]),
     help="How jobs are started: by PID 1 (with --system), or by the daemon itself.",
 )
 @click.option("--socket", "socket_path", type=click.Path(path_type=Path), help="Where to listen.")
@@ -60,7 +61,7 @@ def cli(
         extra.append("exec_jobs=false")
     options = Options(
         is_system=system,
-        launch=launch or ("pid1" if system else "direct"),
+        launch=Launch(launch) if launch else Launch.PID1 if system else Launch.DIRECT,
         socket=socket_path or paths.socket_path(system),
         state_dir=(state_dir or paths.state_dir(system)).absolute(),
         config=config_path or paths.config_path(system),
@@ -94,19 +95,19 @@ def check_config(context: click.Context, system: bool, file: Path | None) -> Non
 def _check_config(path: Path, system: bool, overrides: tuple[str, ...]) -> bool:
     """Say what is set, or what is wrong and how to mend it; whether it is good."""
     is_system = system or path == paths.SYSTEM_CONFIG
-    options = Options(is_system, "", Path(), Path(), path, overrides)
+    options = Options(is_system, Launch.DIRECT, Path(), Path(), path, overrides)
     try:
         found = read_config(options)
-    except (config.ConfigError, GpuschedError) as error:
+    except (ConfigError, GpuschedError) as error:
         click.echo(f"gpuschedd: {error}", err=True)
         return False
-    changed = config.changed_keys(
+    changed = changed_keys(
         read_config(replace(options, config=Path(os.devnull), overrides=())), found
     )
     state = "is good" if path.exists() else "is missing, which is good: all is at its default"
     click.echo(f"{path} {state}; it sets {', '.join(changed) or 'nothing'}")
     if is_system:
-        loose = config.place_warning(path)
+        loose = place_warning(path)
         for text in (*unknown_names(found.names, found.admin_group), *([loose] if loose else [])):
             click.echo(f"note: {text}")
     return True

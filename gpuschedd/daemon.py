@@ -16,36 +16,43 @@ from pathlib import Path
 from typing import Any
 
 from gpusched_client.errors import GpuschedError, StorageError
-from gpusched_client.simulation import DIRECTORY_NAME, SYSTEM_DIR
+from gpusched_client.terms import HoldKind, Launch, Mode
 from gpuschedd import __version__
-from gpuschedd.api.handlers import Handlers, Outlook
-from gpuschedd.api.health_report import Look, RecentErrors, Status
-from gpuschedd.api.limits import Budget
+from gpuschedd.api.auth import Authenticator
+from gpuschedd.api.backups import Backups
+from gpuschedd.api.expected import ExpectedStarts
+from gpuschedd.api.health_report import HealthReport, RecentErrors
+from gpuschedd.api.limits import Connections, RequestBudget
+from gpuschedd.api.readers import FairReader
+from gpuschedd.api.registry import Services
 from gpuschedd.api.server import Server
-from gpuschedd.api.subscriptions import Audience
-from gpuschedd.config import keys as config
+from gpuschedd.api.service import Api
+from gpuschedd.api.subscriptions import Subscriptions
+from gpuschedd.config import toml as config_file
+from gpuschedd.config.keys import READ_AT_START, Config
+from gpuschedd.config.toml import ConfigError, changed_keys, place_warning, with_limits
 from gpuschedd.core import fairshare
 from gpuschedd.gpu.attribution import Attribution
-from gpuschedd.gpu.monitor import GpuWatch
-from gpuschedd.gpu.simulated.source import SimulatedGpus
-from gpuschedd.gpu.source import GpuSource
+from gpuschedd.gpu.monitor import GpuMonitor
+from gpuschedd.gpu.vendors import vendor_of
 from gpuschedd.jobs import holds
 from gpuschedd.jobs.controller import Controller
 from gpuschedd.jobs.state import State, policy_of
 from gpuschedd.logs import log_events, set_up_logging
-from gpuschedd.run.dispatcher import Actions, Surroundings
+from gpuschedd.run.dispatcher import Dispatcher
 from gpuschedd.run.launchers.direct import DirectLauncher, Launcher
 from gpuschedd.run.launchers.systemd import SystemdLauncher
-from gpuschedd.store.backup import Backups
+from gpuschedd.run.runner import Runner
+from gpuschedd.run.spec import LaunchContext, SpecMaker
 from gpuschedd.store.database import (
     DATABASE_NAME,
-    History,
-    Store,
     StoreBroken,
     StoreFull,
     StoreUnusable,
     StoreVanished,
 )
+from gpuschedd.store.history import History
+from gpuschedd.store.writer import Store
 from gpuschedd.supervisor import STORAGE_ERRNOS, closed_by
 from gpuschedd.system import state_dir as places
 from gpuschedd.system.accounts import Accounts, unknown_names
@@ -71,17 +78,22 @@ class Options:
     """The command line, with every default filled in."""
 
     is_system: bool
-    launch: str
+    launch: Launch
     socket: Path
     state_dir: Path
     config: Path
     overrides: tuple[str, ...]
 
+    @property
+    def mode(self) -> Mode:
+        """Whom the daemon serves."""
+        return Mode.SYSTEM if self.is_system else Mode.USER
+
 
 class Daemon:
     """All parts of one running daemon."""
 
-    def __init__(self, options: Options, settings: config.Config, clock: Clock) -> None:
+    def __init__(self, options: Options, settings: Config, clock: Clock) -> None:
         self.options = options
         self.settings = settings
         self.clock = clock
@@ -114,124 +126,98 @@ class Daemon:
         )
         if self.settings.names_groups:
             await self.accounts.learn(state.user_of.values())
-        self.controller.restore_accounts(loaded.accounts)
-        state.rebuild_queues(clock.now_s())
-        self.controller.hold_by_config()
+        self.controller.restore(loaded.accounts)
         self._build(store, loaded.instance)
         return await self._serve()
 
     def _build(self, store: Store, instance: str) -> None:
-        """Everything around the controller."""
+        """Everything around the controller, from the processes outwards to the socket."""
         options, state_dir = self.options, self.options.state_dir
-        claims_dir = SYSTEM_DIR if options.is_system else state_dir / DIRECTORY_NAME
-        sim_dir = claims_dir if self._simulates else None
-        around = Surroundings(
+        vendor = vendor_of(lambda: self.settings, state_dir, is_system=options.is_system)
+        context = LaunchContext(
             state_dir=state_dir,
             instance=instance,
             is_system=options.is_system,
             launch=options.launch,
             exec_jobs=self.settings.exec_jobs,
-            sim_dir=sim_dir,
         )
-        self.source = self._source(sim_dir)
-        self.actions = Actions(
-            self.controller,
-            self._launcher(),
-            around,
-            lambda: self.watch.info(),
-            lambda job: self.watch.job_gone(job),
-            self.accounts,
-            lambda: self.watch,
-        )
-        self.watch = GpuWatch(
+        self.hint_socket = context.hint_socket
+        self.runner = Runner(self._launcher(), context.jobs_root, instance)
+        self.source = vendor.open()
+        self.monitor = GpuMonitor(
             self.source,
+            vendor.health_rules,
             self.controller,
             Attribution(
-                self.actions.runner.supervisors,
+                self.runner.supervisors,
                 self.controller.state.holders,
-                by_unit=options.launch == "pid1",
+                by_unit=options.launch is Launch.PID1,
                 instance=instance,
             ),
             same_boot=self._same_boot,
         )
-        self.watch.meter.resume(self._uses_before)
-        self.budget = Budget(self.settings.limits.requests_per_second, is_shared=options.is_system)
-        self.audience = Audience()
-        self.controller.on_commit.append(self.audience.after_commit)
-        self.controller.on_commit.append(log_events)
-        self.handlers = Handlers(
+        self.monitor.meter.resume(self._uses_before)
+        self.dispatcher = Dispatcher(
             self.controller,
-            History(store.path),
-            self.audience,
-            self._outlook(),
+            self.runner,
+            context,
+            SpecMaker(self.controller.state, context, vendor),
+            self.monitor,
             self.accounts,
-            self.budget,
+        )
+        self._build_api(store)
+
+    def _build_api(self, store: Store) -> None:
+        """The wire's side."""
+        options, limits = self.options, self.settings.limits
+        self.budget = RequestBudget(limits.requests_per_second, is_shared=options.is_system)
+        self.connections = Connections(limits.connections, limits.connections_all)
+        self.auth = Authenticator(self.controller, self.accounts, options.mode, os.getuid())
+        subscriptions = Subscriptions()
+        self.controller.on_commit += [subscriptions.after_commit, log_events]
+        self.api = Api(
+            Services(
+                mode=options.mode,
+                controller=self.controller,
+                auth=self.auth,
+                budget=self.budget,
+                reader=FairReader(History(store.path)),
+                expected=ExpectedStarts(self.controller),
+                subscriptions=subscriptions,
+                gpu_readings=self.monitor,
+                gpu_control=self.monitor,
+                health=HealthReport(
+                    self.controller,
+                    options.state_dir,
+                    mode=options.mode,
+                    launch=options.launch,
+                    errors=self.errors,
+                    gpus=self.monitor,
+                    connections=self.connections,
+                ),
+                backups=Backups(options.state_dir / DATABASE_NAME),
+                reload=self.reload,
+            )
         )
         self.server = Server(
-            self.handlers,
-            connections_per_uid=self.settings.limits.connections,
-            connections_all=self.settings.limits.connections_all,
-            budget=self.budget,
+            self.api,
+            self.connections,
+            self.budget,
             only_uid=None if options.is_system else os.getuid(),
         )
-        self.around = around
 
     def _launcher(self) -> Launcher:
-        return SystemdLauncher() if self.options.launch == "pid1" else DirectLauncher()
-
-    @property
-    def _simulates(self) -> bool:
-        return bool(self.settings.simulate)
-
-    def _source(self, sim_dir: Path | None) -> GpuSource:
-        if sim_dir is not None:
-            return SimulatedGpus(self.settings.simulate, sim_dir, shared=self.options.is_system)
-        from gpuschedd.gpu.nvidia.source import NvmlGpus
-
-        return NvmlGpus(lambda: self.settings.nvml)
-
-    def _status(self) -> Status:
-        return Status(
-            self.controller.state,
-            self.options.state_dir,
-            mode="system" if self.options.is_system else "user",
-            launch=self.options.launch,
-            errors=self.errors,
-            look=Look(
-                gpu_source=lambda: "simulated" if self._simulates else "NVML",
-                gpu_problem=lambda: self.watch.problem,
-                sample_age_s=lambda: self.watch.sample_age_s,
-                connections=lambda: len(self.server.open),
-                pass_s=lambda: self.controller.pass_s_last,
-            ),
-        )
-
-    def _outlook(self) -> Outlook:
-        return Outlook(
-            status=self._status(),
-            backups=Backups(self.options.state_dir / DATABASE_NAME),
-            mode="system" if self.options.is_system else "user",
-            own_uid=os.getuid(),
-            gpus_stale=lambda: self.watch.is_stale,
-            gpus_used=lambda: self.watch.used(),
-            gpu_problem=lambda: self.watch.trouble,
-            retake_gpus=lambda: self.watch.refresh(),
-            pardon_gpu=lambda uuid: self.watch.pardon(uuid),
-            release_gpus=lambda why: self.watch.release(why),
-            reopen_gpus=lambda: self.watch.resume(),
-            uses_now=lambda job: self.watch.meter.uses((job.job_id, job.attempt)),
-            reload=self.reload,
-        )
+        return SystemdLauncher() if self.options.launch is Launch.PID1 else DirectLauncher()
 
     async def _serve(self) -> int:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
         loop.add_signal_handler(signal.SIGHUP, self._reload_soon)
-        self.actions.runner.open_hints(self.around.hint_socket)
+        self.runner.open_hints(self.hint_socket)
         self.controller.await_gpus()
         looping = asyncio.ensure_future(self.controller.run())
-        watching = asyncio.ensure_future(self.watch.run())
+        watching = asyncio.ensure_future(self.monitor.run())
         stopping = asyncio.ensure_future(self._stop.wait())
         starting = asyncio.ensure_future(self._start(looping))
         ends: set[asyncio.Future[Any]] = {looping, watching, stopping}
@@ -254,7 +240,7 @@ class Daemon:
 
     async def _start(self, looping: asyncio.Future[None]) -> None:
         """Find every job again, look at the GPUs, then let clients in."""
-        await self.actions.recover_all()
+        await self.dispatcher.recover_all()
         await asyncio.wait({looping, self._settled()}, return_when=asyncio.FIRST_COMPLETED)
         await self._first_sweep(looping)
         self.controller.gpus_known()
@@ -263,17 +249,17 @@ class Daemon:
         log.info("ready version=%s socket=%s", __version__, self.options.socket)
 
     def _settled(self) -> asyncio.Future[None]:
-        """Done when what recovery found is in the books, or has to wait for room there."""
+        """Done when what recovery found is durable, or has to wait for room on the disk."""
 
         async def ask() -> None:
             with suppress(StorageError):
-                await self.controller.ask(lambda _: None)  # commands are taken in order
+                await self.controller.call(lambda _: None)  # commands are taken in order
 
         return asyncio.ensure_future(ask())
 
     async def _first_sweep(self, looping: asyncio.Future[None]) -> None:
         """Have GPUs, or a reason for none, before the first client asks."""
-        first = asyncio.ensure_future(self.watch.first_sweep.wait())
+        first = asyncio.ensure_future(self.monitor.first_sweep.wait())
         tasks: set[asyncio.Future[Any]] = {first, looping}
         await asyncio.wait(tasks, timeout=FIRST_SWEEP_S, return_when=asyncio.FIRST_COMPLETED)
         first.cancel()
@@ -284,8 +270,8 @@ class Daemon:
         """Jobs and their supervisors live on; what is acknowledged is durable already."""
         await self.server.close()
         await self.controller.stop()
-        await self.actions.runner.close()
-        await self.watch.close()
+        await self.runner.close()
+        await self.monitor.close()
         await self.source.close()
         status = 0
         for task in (looping, watching):
@@ -302,7 +288,7 @@ class Daemon:
             except Exception:
                 log.exception("stopped_by_bug")
                 status = 70
-        self.handlers.close()
+        self.api.close()
         self.controller.close()
         if self._made_socket:
             self.options.socket.unlink(missing_ok=True)
@@ -328,21 +314,20 @@ class Daemon:
 
         try:
             fresh = read_config(self.options)
-        except config.ConfigError as error:
+        except ConfigError as error:
             raise Invalid(f"the configuration was not changed: {error}") from error
-        changed = config.changed_keys(self.settings, fresh)
+        changed = changed_keys(self.settings, fresh)
         self.settings = fresh
         self.controller.reconfigure(fresh)
-        self.handlers.forget_callers()
-        self.server.connections_per_uid = fresh.limits.connections
-        self.server.connections_all = fresh.limits.connections_all
+        self.auth.forget()
+        self.connections.per_uid = fresh.limits.connections
+        self.connections.in_all = fresh.limits.connections_all
         self.budget.per_second = fresh.limits.requests_per_second
-        self.watch.reconfigure()
+        self.monitor.reconfigure()
         log.info("reloaded changed=%s", ",".join(changed))
         await self._look_for_names()
         return tuple(
-            f"{key} (from the next start)" if key in config.READ_AT_START else key
-            for key in changed
+            f"{key} (from the next start)" if key in READ_AT_START else key for key in changed
         )
 
     def _reload_soon(self) -> None:
@@ -373,7 +358,7 @@ class Daemon:
             await asyncio.sleep(ACCOUNTS_EVERY_S)
             back = []
             for job in tuple(self.controller.state.jobs.values()):
-                if job.hold != holds.HOLD_ACCOUNT:
+                if job.hold != HoldKind.ACCOUNT:
                     continue
                 try:
                     if await self.accounts.problem_of(job.user, job.uid) is None:
@@ -381,13 +366,13 @@ class Daemon:
                 except (TimeoutError, OSError, RuntimeError) as error:  # or no thread was left
                     log.warning("account_not_looked_at job=%d error=%r", job.job_id, error)
             if back:
-                self.controller.tell(partial(holds.release_accounts, job_ids=back))
+                self.controller.post(partial(holds.release_accounts, job_ids=back))
 
     async def _look_for_names(self) -> None:
-        """A name in the configuration that is nobody's is a slip, or an account to come."""
+        """An unknown name in the configuration is a typo or an account not created yet."""
         if not self.options.is_system:
             return
-        if loose := config.place_warning(self.options.config):
+        if loose := place_warning(self.options.config):
             log.warning("config_loose text=%s", loose)
         names, admin_group = self.settings.names, self.settings.admin_group
         with suppress(TimeoutError):
@@ -403,12 +388,12 @@ class Daemon:
             await asyncio.sleep(self.manager.watchdog_s)
 
 
-def read_config(options: Options) -> config.Config:
+def read_config(options: Options) -> Config:
     """File and --set over the defaults of the mode. Raises ConfigError."""
-    base = config.Config()
+    base = Config()
     if options.is_system:
-        base = config.with_limits(base, SYSTEM_DEFAULT_LIMIT_S, SYSTEM_MAX_LIMIT_S)
-    return config.load(
+        base = with_limits(base, SYSTEM_DEFAULT_LIMIT_S, SYSTEM_MAX_LIMIT_S)
+    return config_file.load(
         options.config, options.overrides, base, others_may=0o055 if options.is_system else 0o075
     )
 
@@ -416,9 +401,9 @@ def read_config(options: Options) -> config.Config:
 def run(options: Options) -> int:
     """Everything after the command line; the exit status."""
     set_up_logging()
-    # Threads read the books and look ahead; the loop must not wait long for its turn. Nor for the
-    # collector: with ten thousand jobs in memory each full collection takes a tenth of a second,
-    # and what we drop is hardly ever a cycle.
+    # Threads read the database and walk ahead; the loop must wait long neither for its turn nor for
+    # the collector: with ten thousand jobs in memory each full collection takes a tenth of a
+    # second, and what we drop is hardly ever a cycle.
     sys.setswitchinterval(THREAD_TURN_S)
     gc.set_threshold(*COLLECTOR)
     try:
@@ -431,7 +416,7 @@ def run(options: Options) -> int:
     except places.AlreadyRunning as error:
         print(f"gpuschedd: {error}", file=sys.stderr)
         return EX_TEMPFAIL
-    except (config.ConfigError, places.Unusable, StoreUnusable, GpuschedError) as error:
+    except (ConfigError, places.Unusable, StoreUnusable, GpuschedError) as error:
         print(f"gpuschedd: {error}", file=sys.stderr)
         return EX_CONFIG
     except StoreFull as error:

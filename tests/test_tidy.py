@@ -25,7 +25,10 @@ IMPURE = frozenset(
 )
 #: module -> the only files that may import it.
 OWNERS = {
-    "sqlite3": {"gpuschedd/store/database.py"},
+    "sqlite3": {
+        *(f"gpuschedd/store/{name}.py" for name in ("database", "writer", "history")),
+        *(f"gpuschedd/store/{name}.py" for name in ("queries", "rows", "columns")),
+    },
     "pynvml": {"gpuschedd/gpu/nvidia/library.py"},
     "subprocess": {
         "gpuschedd/run/launchers/direct.py",

@@ -310,7 +310,6 @@ class WatchRequest(Request[WatchResult]):
 
 
 EVENT_METHOD = "event"  # of the notifications after `watch`
-EVENTS_DROPPED = "dropped"  # kind of the marker where a slow reader lost events
 
 
 @message

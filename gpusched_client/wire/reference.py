@@ -58,12 +58,14 @@ daemon = socket.socket(socket.AF_UNIX)
 daemon.connect(os.environ["GPUSCHED_SOCKET"])
 messages = msgpack.Unpacker()
 
+
 def call(method, params):
     daemon.sendall(msgpack.packb([0, 1, method, [params]]))
     while True:
         for _, _, error, result in messages:
             return error or result
         messages.feed(daemon.recv(65536))
+
 
 job = {"argv": ["true"], "cwd": "/", "gpus": 0, "output": "/dev/null"}
 submitted = call("submit", {"jobs": [job]})

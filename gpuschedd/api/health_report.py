@@ -9,16 +9,17 @@ import asyncio
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol
 
-from gpusched_client.terms import JobState
+from gpusched_client.terms import HoldKind, JobState, Launch, Mode
 from gpusched_client.units import bytes_text
 from gpusched_client.wire.admin_messages import LoggedProblem, StatusResult
 from gpuschedd import __version__
+from gpuschedd.api.limits import Connections
 from gpuschedd.core.model import GpuState
-from gpuschedd.jobs.state import State
+from gpuschedd.jobs.controller import Controller
 from gpuschedd.store.database import DATABASE_NAME
 from gpuschedd.system.clock import wall_s
 
@@ -43,57 +44,65 @@ class RecentErrors(logging.Handler):
         self.kept.append(LoggedProblem(at_s=record.created, text=text[:ERROR_CHARS_MAX]))
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
-    """What others know, asked when somebody wants to see it."""
+class GpuStatus(Protocol):
+    """How looking at the GPUs goes."""
 
-    gpu_source: Callable[[], str]
-    gpu_problem: Callable[[], str | None]
-    sample_age_s: Callable[[], float | None]
-    connections: Callable[[], int]
-    pass_s: Callable[[], float]
+    @property
+    def source_name(self) -> str:
+        """Where the samples come from."""
+
+    @property
+    def problem(self) -> str | None:
+        """Why the last sweep failed; None: it did not."""
+
+    @property
+    def sample_age_s(self) -> float | None:
+        """Since the last sweep that worked; None before the first."""
 
 
-class Status:
+class HealthReport:
     """What `gctl status` shows."""
 
     def __init__(
         self,
-        state: State,
+        controller: Controller,
         state_dir: Path,
         *,
-        mode: str,
-        launch: str,
+        mode: Mode,
+        launch: Launch,
         errors: RecentErrors,
-        look: Look,
+        gpus: GpuStatus,
+        connections: Connections,
     ) -> None:
-        self._state, self._state_dir = state, state_dir
+        self._controller, self._state = controller, controller.state
+        self._state_dir = state_dir
         self._mode, self._launch = mode, launch
         self._errors = errors
-        self._look = look
+        self._gpus = gpus
+        self._connections = connections
         self._started_at_s = wall_s()
 
     async def take(self, *, for_admin: bool) -> StatusResult:
         """The whole of it; the log's lines for admins only."""
         database_bytes, free_bytes = await asyncio.to_thread(self._look_at_disk)
-        state, look = self._state, self._look
+        state, gpus = self._state, self._gpus
         return StatusResult(
             version=__version__,
-            mode=self._mode,
-            launch=self._launch,
+            mode=self._mode.value,
+            launch=self._launch.value,
             pid=os.getpid(),
             started_at_s=self._started_at_s,
-            gpu_source=look.gpu_source(),
+            gpu_source=gpus.source_name,
             gpus=len(state.gpus),
             gpus_ok=sum(gpu.state is GpuState.OK for gpu in state.gpus),
             database=str(self._state_dir / DATABASE_NAME),
             running_jobs=len(state.holding),
             pending_jobs=len(state.jobs) - len(state.holding),
-            connections=look.connections(),
-            sample_age_s=look.sample_age_s(),
+            connections=self._connections.total,
+            sample_age_s=gpus.sample_age_s,
             database_bytes=database_bytes,
             disk_free_bytes=free_bytes,
-            pass_s=look.pass_s(),
+            pass_s=self._controller.pass_s_last,
             problems=tuple(self._problems(free_bytes)),
             last_errors=tuple(self._errors.kept) if for_admin else (),
         )
@@ -123,7 +132,7 @@ class Status:
         yield from self._job_problems()
 
     def _gpu_problems(self) -> Iterator[str]:
-        if (problem := self._look.gpu_problem()) is not None:
+        if (problem := self._gpus.problem) is not None:
             yield f"GPUs cannot be read: {problem}"
         elif not self._state.gpus:
             why = self._state.gpu_problem
@@ -140,10 +149,10 @@ class Status:
         held = [
             int(job.job_id)
             for job in state.jobs.values()
-            if job.state is JobState.PENDING and job.hold in ("launch", "account")
+            if job.state is JobState.PENDING and job.hold in (HoldKind.LAUNCH, HoldKind.ACCOUNT)
         ]
         if held:
-            yield f"jobs held since they cannot be started: {_ids(held)}"
+            yield f"jobs held because they cannot be started: {_ids(held)}"
 
 
 def _ids(job_ids: list[int]) -> str:

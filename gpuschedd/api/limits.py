@@ -1,15 +1,46 @@
-"""What one user's requests may take of the daemon's time while others want some too.
+"""What one user may cost the others: connections, requests at once, waits, and the daemon's time.
 
-A bucket for each uid, filled at a steady rate up to a second's worth. A request is charged by what
-it touches when it is taken, a long answer when its turn comes. Whoever owes waits, but only while
-somebody else is active: alone, anybody may have all of it. root waits for nobody.
+Every limit on the users of the wire has its number here. Time is a bucket for each uid, filled at a
+steady rate up to a second's worth: a request is charged by what it touches when it is taken, a long
+answer when its turn comes. Whoever owes waits, but only while somebody else is active: alone,
+anybody may have all of it. root waits for nobody.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from typing import Generic, Protocol, TypeVar
+
+from gpusched_client.errors import LimitReached
+
+# Of one connection.
+OPEN_REQUESTS_MAX = 64  # then it is not read until some are answered
+UNSENT_BYTES_MAX = 4 * 2**20
+TAKEN_AT_ONCE = 64  # messages; then the others have their turn
+DECODED_BYTES = 4 * 1024  # at once: five bytes of a message may have a thousand when decoded
+WHOLE_REQUEST_S = 10.0  # from a request's first byte to its last
+IDLE_S = 60.0  # with no request open and no watch
+LINGER_S = 1.0  # after an error that ends the connection
+
+# Of one user. Connections per uid and requests a second are in the configuration.
+OPEN_PER_UID_MAX = 16  # requests that are being answered; those that wait are not
+WAITS_PER_UID_MAX = 1_000
+QUESTIONS_PER_UID_MAX = 2_000  # to the database, that wait for their turn
+DENIALS_AN_HOUR_MAX = 100  # audit rows of denials per uid and hour; the rest is only counted
+
+# Of all. Connections in all are in the configuration.
+KEPT_FOR_ROOT = 16  # connections that only root may take
+WATCHERS_MAX = 1_000
+WATCH_QUEUE_MAX = 1_000  # events that wait for one slow reader; then they are counted, not kept
+REFUSALS_MAX = 1_000  # texts of refused connections that are kept
+
+# Of long answers.
+VIEWS_AT_ONCE = 10  # a few tenths of a millisecond
+EXPECTED_FIRST = 200  # jobs whose expected start is walked to
+POSITIONS_MAX = 2_000  # so far down the queue a job's place is looked for
+WALK_REST = 20.0  # times as long as it took, before the next
 
 ACTIVE_S = 1.0  # so long after a request its sender counts as active
 REST_S = 0.005
@@ -22,15 +53,96 @@ _NAMING = ("jobs", "job_ids", "ids")
 def cost_of(params: object) -> float:
     """Of a request by the jobs that it names, at least 1.0. Looks at lengths alone.
 
-    Nobody has read the parameters yet: what is no map is refused later, and costs as the least.
+    The parameters are not validated yet: a non-map is charged the minimum and refused later.
     """
     named = [params.get(key) for key in _NAMING] if isinstance(params, dict) else []
     rows = max((len(value) for value in named if isinstance(value, list | tuple)), default=0)
     return 1.0 + rows / ROWS_A_REQUEST
 
 
-class Budget:
-    """All buckets."""
+class Connections:
+    """The open connections, by user."""
+
+    def __init__(self, per_uid: int, in_all: int) -> None:
+        self.per_uid = per_uid
+        self.in_all = in_all
+        self.total = 0
+        self._of: Counter[int] = Counter()
+
+    def admit(self, uid: int) -> None:
+        """Count one more of this user. Raises LimitReached; root is never refused."""
+        if uid != 0 and self._of[uid] >= self.per_uid:
+            raise LimitReached(
+                f"{self._of[uid]} connections of uid {uid} are open; the limit is {self.per_uid}. "
+                "Close some."
+            )
+        if uid != 0 and self.total >= self.in_all - KEPT_FOR_ROOT:
+            raise LimitReached(
+                f"{self.total} connections are open; the limit is {self.in_all}. Try again later."
+            )
+        self._of[uid] += 1
+        self.total += 1
+
+    def release(self, uid: int) -> None:
+        """One of this user's is gone."""
+        self.total -= 1
+        self._of[uid] -= 1
+        if self._of[uid] <= 0:
+            del self._of[uid]
+
+
+class Waiter(Protocol):
+    """Something that waits for room."""
+
+    def go_on(self) -> None:
+        """There may be room now."""
+
+
+W = TypeVar("W", bound=Waiter)
+
+
+class OpenRequests(Generic[W]):
+    """The requests of each user that are being answered, and the connections that wait for room.
+
+    Whoever takes all the room there is waits behind the others for more.
+    """
+
+    def __init__(self) -> None:
+        self._open: Counter[int] = Counter()
+        self._waiting: dict[int, dict[W, None]] = {}  # by uid, in the order in which they came
+
+    def has_room(self, uid: int) -> bool:
+        """Whether one more request of this user may be answered now."""
+        return self._open[uid] < OPEN_PER_UID_MAX
+
+    def begin(self, uid: int) -> None:
+        """One more is being answered."""
+        self._open[uid] += 1
+
+    def end(self, uid: int) -> None:
+        """One less: the user's connection that has waited longest may go on."""
+        self._open[uid] -= 1
+        if self._open[uid] <= 0:
+            del self._open[uid]
+        waiting = self._waiting.get(uid, {})
+        while waiting and self.has_room(uid):
+            first = next(iter(waiting))
+            del waiting[first]
+            first.go_on()
+        if not waiting:
+            self._waiting.pop(uid, None)
+
+    def wait(self, uid: int, waiter: W) -> None:
+        """Have it called when there is room."""
+        self._waiting.setdefault(uid, {})[waiter] = None
+
+    def forget(self, uid: int, waiter: W) -> None:
+        """It is gone."""
+        self._waiting.get(uid, {}).pop(waiter, None)
+
+
+class RequestBudget:
+    """The buckets of all users."""
 
     def __init__(self, per_second: float, *, is_shared: bool) -> None:
         """`is_shared` False: a daemon of one user, where nobody waits for anybody."""
@@ -49,7 +161,7 @@ class Budget:
             self._seen.clear()
         self._left[uid] = (self._left_of(uid, now_s) - cost, now_s)
 
-    def owed_s(self, uid: int) -> float:
+    def debt_s(self, uid: int) -> float:
         """How long the uid's next request has to wait now; 0.0 where it need not."""
         if uid == 0 or not self._is_shared:
             return 0.0
@@ -59,15 +171,15 @@ class Budget:
             return 0.0
         return min(ACTIVE_S, (1.0 - left) / self.per_second)
 
-    async def turn(self, uid: int, rows: int) -> None:
+    async def acquire(self, uid: int, rows: int) -> None:
         """Wait until this uid may have so many rows, and charge them."""
-        while (wait_s := self.owed_s(uid)) > 0:
+        while (wait_s := self.debt_s(uid)) > 0:
             await asyncio.sleep(wait_s)
         self.charge(uid, rows / ROWS_A_REQUEST)
 
-    async def rest(self, uid: int) -> None:
+    async def pause(self, uid: int) -> None:
         """A pause in long work for this uid: long where it owes, else as short as can be."""
-        await asyncio.sleep(REST_S if self.owed_s(uid) > 0 else 0)
+        await asyncio.sleep(REST_S if self.debt_s(uid) > 0 else 0)
 
     def _left_of(self, uid: int, now_s: float) -> float:
         left, at_s = self._left.get(uid, (self.per_second, now_s))

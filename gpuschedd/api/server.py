@@ -1,47 +1,28 @@
-"""The socket: connections, their limits, and the order of their requests. Decides nothing.
-
-One connection's requests are taken in the order they come; replies go out as they are ready.
-"""
+"""The socket: accepts connections and counts them. Decides nothing."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import socket
-from collections import Counter, deque
-from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
 from gpusched_client.errors import (
     Denied,
     GpuschedError,
-    Internal,
-    LimitReached,
-    Unavailable,
 )
 from gpusched_client.wire import framing
-from gpusched_client.wire.catalog import read_request
-from gpuschedd.api.handlers import Handlers
-from gpuschedd.api.limits import Budget, cost_of
-from gpuschedd.api.peer import Peer, peer_of
+from gpuschedd.api.auth import Peer, peer_of
+from gpuschedd.api.connection import ServerConnection
+from gpuschedd.api.limits import REFUSALS_MAX, Connections, OpenRequests, RequestBudget
+from gpuschedd.api.registry import Service
 
 log = logging.getLogger(__name__)
 
-WHOLE_REQUEST_S = 10.0  # from a request's first byte to its last
-LINGER_S = 1.0  # after an error that ends the connection
-IDLE_S = 60.0  # with no request open and no watch
-UNSENT_BYTES_MAX = 4 * 2**20
-OPEN_REQUESTS_MAX = 64  # of one connection; then it is not read until some are answered
-KEPT_FOR_ROOT = 16  # connections that only root may take
 BACKLOG = 1_024
-LASTING = frozenset({"wait", "watch"})  # open for long, and no work meanwhile
-REFUSALS_MAX = 1_000
-TAKEN_AT_ONCE = 64  # messages of one connection; then the others have their turn
-DECODED_BYTES = 4 * 1024  # at once: a message that takes five bytes has a thousand when decoded
 ACCEPT_PAUSE_S = 0.1  # after no descriptor was left
 ACCEPT_AT_ONCE = 8  # then those who are connected have their turn
-OPEN_PER_UID_MAX = 16  # requests of one user that are being answered; those that wait are not
 
 
 class Server:
@@ -49,24 +30,19 @@ class Server:
 
     def __init__(
         self,
-        handlers: Handlers,
+        service: Service,
+        connections: Connections,
+        budget: RequestBudget,
         *,
-        connections_per_uid: int,
-        connections_all: int,
-        budget: Budget,
         only_uid: int | None = None,
     ) -> None:
         """`only_uid`: nobody else may use this daemon (user mode)."""
+        self.service = service
         self.budget = budget
-        self.answering: Counter[int] = Counter()  # uid -> requests that are being answered
-        # uid -> its connections that wait for room, in the order in which they came to wait
-        self.blocked: dict[int, dict[ServerConnection, None]] = {}
-        self.handlers = handlers
-        self.connections_per_uid = connections_per_uid
-        self.connections_all = connections_all
-        self.only_uid = only_uid
-        self.counts: Counter[int] = Counter()
+        self.connections = connections
+        self.requests: OpenRequests[ServerConnection] = OpenRequests()
         self.open: set[ServerConnection] = set()
+        self._only_uid = only_uid
         self._listening: socket.socket | None = None
         self._arriving: set[asyncio.Future[Any]] = set()
         self._refusals: dict[str, bytes] = {}
@@ -111,7 +87,6 @@ class Server:
                 accepted.send(self._refusal(refusal))
             accepted.close()
             return
-        self.counts[peer.uid] += 1
         loop = asyncio.get_running_loop()
         task = asyncio.ensure_future(
             loop.connect_accepted_socket(lambda: ServerConnection(self, peer), accepted)
@@ -137,311 +112,11 @@ class Server:
         for connection in tuple(self.open):
             connection.close()
 
-    def begin(self, uid: int) -> None:
-        """One more request of this user is being answered."""
-        self.answering[uid] += 1
-
-    def end(self, uid: int) -> None:
-        """One less: the user's connection that has waited longest for room may go on.
-
-        Whoever takes all the room there is waits behind the others for more.
-        """
-        self.answering[uid] -= 1
-        if self.answering[uid] <= 0:
-            del self.answering[uid]
-        waiting = self.blocked.get(uid, {})
-        while waiting and self.has_room(uid):
-            connection = next(iter(waiting))
-            del waiting[connection]
-            connection.go_on()
-        if not waiting:
-            self.blocked.pop(uid, None)
-
-    def has_room(self, uid: int) -> bool:
-        """Whether one more request of this user may be answered now."""
-        return self.answering[uid] < OPEN_PER_UID_MAX
-
     def _admit(self, peer: Peer) -> None:
         """Raise where this peer may not have one more connection."""
-        if self.only_uid is not None and peer.uid != self.only_uid:
+        if self._only_uid is not None and peer.uid != self._only_uid:
             raise Denied(
-                f"this daemon belongs to uid {self.only_uid} alone; you are uid {peer.uid}. "
+                f"this daemon belongs to uid {self._only_uid} alone; you are uid {peer.uid}. "
                 "Start your own with `gpuschedd`, or ask for a system-wide one."
             )
-        if peer.uid == 0:
-            return
-        if self.counts[peer.uid] >= self.connections_per_uid:
-            raise LimitReached(
-                f"{self.counts[peer.uid]} connections of uid {peer.uid} are open; the limit is "
-                f"{self.connections_per_uid}. Close some."
-            )
-        if len(self.open) >= self.connections_all - KEPT_FOR_ROOT:
-            raise LimitReached(
-                f"{len(self.open)} connections are open; the limit is {self.connections_all}. "
-                "Try again later."
-            )
-
-
-class ServerConnection(asyncio.Protocol):
-    """One client. Satisfies handlers.Connection."""
-
-    def __init__(self, server: Server, peer: Peer) -> None:
-        """`peer`: who the kernel says is at the other end; counted already."""
-        self._server = server
-        self.peer = peer
-        self._decoder = framing.Decoder(framing.REQUEST_LIMITS)
-        self._transport: asyncio.Transport | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._timer: asyncio.TimerHandle | None = None
-        self._close_callbacks: list[Callable[[], None]] = []
-        self._watching = False
-        self._paused = False
-        self._is_dead = False  # takes nothing more: the boundaries of its messages are lost
-        self._is_at_end = False  # the client sends nothing more
-        self._has_lingered = False
-        self._unread = memoryview(b"")  # what was received and not decoded yet
-        self._waiting: deque[framing.Incoming] = deque()
-        self._goes_on = False  # its next turn is set
-        self._not_before: asyncio.TimerHandle | None = None  # its user asks too much
-
-    # --- asyncio.Protocol ---------------------------------------------------------------------
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """From here on it is served."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        self._server.open.add(self)
-        self._rearm()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Uncount it and end what waits for it."""
-        del exc
-        for timer in (self._timer, self._not_before):
-            if timer is not None:
-                timer.cancel()
-        for task in tuple(self._tasks):
-            task.cancel()
-        uid = self.peer.uid
-        self._server.open.discard(self)
-        self._server.blocked.get(uid, {}).pop(self, None)
-        self._server.counts[uid] -= 1
-        if self._server.counts[uid] <= 0:
-            del self._server.counts[uid]
-        for callback in self._close_callbacks:
-            callback()
-
-    def data_received(self, data: bytes) -> None:
-        """Decode and take what is whole."""
-        if self._is_dead:
-            return
-        began_mid_message = self._decoder.is_mid_message
-        self._unread = memoryview(self._unread.tobytes() + data)
-        self._take_waiting()
-        self._rearm(keep=began_mid_message and self._decoder.is_mid_message)
-
-    def eof_received(self) -> bool:
-        """The client sends no more; replies to what it sent still go out."""
-        self._is_at_end = True
-        return bool(self._tasks or self._has_more)
-
-    # --- requests -----------------------------------------------------------------------------
-
-    @property
-    def _has_more(self) -> bool:
-        """Whether something that was received waits for its turn."""
-        return not self._is_dead and bool(self._waiting or self._unread)
-
-    def _take_waiting(self) -> None:
-        """Take requests in order, as far as the limits on open ones and on the rate go."""
-        for _ in range(TAKEN_AT_ONCE):
-            if not self._may_take():
-                break
-            self._take(self._waiting.popleft())
-        else:
-            if self._has_more and not self._goes_on:
-                self._goes_on = True
-                asyncio.get_running_loop().call_soon(self._go_on_now)
-        assert self._transport is not None
-        should_pause = self._has_more
-        if should_pause != self._paused and not self._transport.is_closing():
-            self._paused = should_pause
-            if should_pause:
-                self._transport.pause_reading()
-            else:
-                self._transport.resume_reading()
-
-    def _decode_some(self) -> None:
-        """Decode until there is a message, or nothing left to decode."""
-        while self._unread and not self._waiting:
-            part, self._unread = self._unread[:DECODED_BYTES], self._unread[DECODED_BYTES:]
-            self._waiting.extend(self._decoder.feed(part))
-
-    def _may_take(self) -> bool:
-        """Whether the next request's turn has come; if not, what will come back to it is set."""
-        if self._is_dead or self._not_before is not None:
-            return False
-        self._decode_some()
-        if not self._waiting:
-            return False
-        if len(self._tasks) >= OPEN_REQUESTS_MAX:
-            return False
-        server, uid = self._server, self.peer.uid
-        if not server.has_room(uid):
-            server.blocked.setdefault(uid, {})[self] = None
-            return False
-        delay_s = server.budget.owed_s(uid)
-        if delay_s > 0:
-            self._not_before = asyncio.get_running_loop().call_later(delay_s, self._go_on)
-        return delay_s == 0
-
-    def _go_on(self) -> None:
-        self._not_before = None
-        self.go_on()
-
-    def _go_on_now(self) -> None:
-        self._goes_on = False
-        self.go_on()
-
-    def go_on(self) -> None:
-        """There may be room for another request of this user."""
-        if self._transport is not None and not self._transport.is_closing():
-            self._take_waiting()
-            self._rearm(keep=self._decoder.is_mid_message)
-            self._end_when_done()
-
-    def _take(self, message: framing.Incoming) -> None:
-        if not isinstance(message, framing.RequestFrame):
-            self._server.budget.charge(self.peer.uid, 1.0)  # it costs time as well
-        if isinstance(message, framing.Malformed):
-            self._send(framing.encode_error(message.msgid, message.error))
-            if message.is_fatal:
-                self._close_after_linger()
-            return
-        if isinstance(message, framing.RequestFrame):
-            self._server.budget.charge(self.peer.uid, cost_of(message.params))
-            task = asyncio.ensure_future(self._answer(message))
-            self._tasks.add(task)
-            if message.method not in LASTING:
-                self._server.begin(self.peer.uid)
-                task.add_done_callback(lambda _: self._server.end(self.peer.uid))
-            task.add_done_callback(self._answered)
-            return
-        # Notifications and responses get no answer in MessagePack-RPC.
-
-    async def _answer(self, message: framing.RequestFrame) -> None:
-        try:
-            request = read_request(message.method, message.params)
-            response = await self._server.handlers.handle(self, message.method, request)
-            reply = framing.encode_response(message.msgid, response.to_wire())
-        except GpuschedError as refusal:
-            reply = framing.encode_error(message.msgid, refusal)
-        except asyncio.CancelledError:
-            raise
-        except Exception as error:
-            log.exception("request_failed method=%s", message.method[:64])
-            bug = Internal(f"a bug in gpuschedd: {type(error).__name__}; its log has more")
-            reply = framing.encode_error(message.msgid, bug)
-        self._send(reply)
-
-    def _answered(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if self._transport is None or self._transport.is_closing():
-            return
-        self._take_waiting()
-        self._rearm(keep=self._decoder.is_mid_message)
-        self._end_when_done()
-
-    def _end_when_done(self) -> None:
-        """After the last reply of a connection that asks nothing more: end it."""
-        assert self._transport is not None
-        if self._tasks or self._has_more or self._transport.is_closing():
-            return
-        if self._is_at_end or self._has_lingered:
-            self.close()
-        elif self._is_dead and self._transport.can_write_eof():
-            self._transport.write_eof()
-
-    def _close_after_linger(self) -> None:
-        """Take and drop what is still being sent, so that the client gets to read the error.
-
-        Requests from before the flaw are answered all the same, however slow the disk is.
-        """
-        self._is_dead = True
-        self._end_when_done()
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(LINGER_S, self._end_linger)
-
-    def _end_linger(self) -> None:
-        self._has_lingered = True
-        self._end_when_done()
-        if self._tasks:  # a `wait` among them may be answered never
-            self._timer = asyncio.get_running_loop().call_later(WHOLE_REQUEST_S, self.close)
-        else:
-            self.close()
-
-    # --- sending ------------------------------------------------------------------------------
-
-    def _send(self, data: bytes) -> bool:
-        """Queue bytes; a reader that never reads is cut at the limit."""
-        transport = self._transport
-        if transport is None or transport.is_closing():
-            return False
-        if transport.get_write_buffer_size() + len(data) > UNSENT_BYTES_MAX + len(data) and data:
-            log.info("slow_reader_cut uid=%d", self.peer.uid)
-            transport.abort()
-            return False
-        transport.write(data)
-        return True
-
-    def notify(self, method: str, params: Mapping[str, Any]) -> bool:
-        """An event for a watcher; False (and nothing sent) while it is half a limit behind."""
-        transport = self._transport
-        if transport is None or transport.is_closing():
-            return False
-        if transport.get_write_buffer_size() > UNSENT_BYTES_MAX // 2:
-            return False
-        return self._send(framing.encode_notification(method, params))
-
-    def on_close(self, callback: Callable[[], None]) -> None:
-        """Call back when the connection is gone."""
-        self._close_callbacks.append(callback)
-
-    @property
-    def is_watching(self) -> bool:
-        """Whether a watch is on."""
-        return self._watching
-
-    def keep_open(self) -> None:
-        """A watch is on: silence is no reason to close."""
-        self._watching = True
-
-    def close(self) -> None:
-        """Send what is queued, then close."""
-        if self._transport is not None:
-            self._transport.close()
-
-    # --- time limits --------------------------------------------------------------------------
-
-    def _rearm(self, *, keep: bool = False) -> None:
-        """The one timer of a connection: a whole request in time, or not idle for too long.
-
-        None while it is the client that waits for its turn.
-        """
-        if self._is_dead or (keep and self._timer is not None and not self._has_more):
-            return  # the unfinished request's own deadline stands
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if self._has_more:
-            return
-        loop = asyncio.get_running_loop()
-        if self._decoder.is_mid_message:
-            self._timer = loop.call_later(WHOLE_REQUEST_S, self._cut_slow)
-        elif not self._tasks and not self._watching:
-            self._timer = loop.call_later(IDLE_S, self.close)
-
-    def _cut_slow(self) -> None:
-        error = Unavailable(f"half a request and then silence for {WHOLE_REQUEST_S:.0f} s")
-        self._send(framing.encode_error(None, error))
-        self.close()
+        self.connections.admit(peer.uid)

@@ -1,18 +1,17 @@
-"""Those who listen: `wait`ers for jobs to end, and `watch`ers of events. Knows no socket."""
+"""Subscriptions: who waits for jobs to end, and who watches events. Knows no socket."""
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
-from gpusched_client.terms import JobId
-from gpusched_client.wire.job_messages import EVENTS_DROPPED
+from gpusched_client.errors import LimitReached
+from gpusched_client.terms import EventKind, JobId
+from gpuschedd.api.limits import WAITS_PER_UID_MAX, WATCH_QUEUE_MAX, WATCHERS_MAX
 from gpuschedd.jobs.controller import Committed
 from gpuschedd.store.records import Event
-
-WATCHERS_MAX = 1_000
-WATCH_QUEUE_MAX = 1_000  # events that wait for one slow reader; then they are counted, not kept
 
 Send = Callable[[int, Event], bool]
 Numbered = tuple[int, Event]
@@ -47,7 +46,7 @@ class Watcher:
         self._held = []
 
     def _send_marker(self, number: int, at_s: float) -> bool:
-        marker = Event(EVENTS_DROPPED, at_s, data={"count": self.dropped})
+        marker = Event(EventKind.EVENTS_DROPPED.value, at_s, data={"count": self.dropped})
         if not self.send(number, marker):
             return False
         self.dropped = 0
@@ -61,12 +60,28 @@ class Watcher:
             self.offer(number, event)
 
 
-class Audience:
-    """Wakes waiters and feeds watchers after each commit."""
+class Subscriptions:
+    """Wakes those who wait and feeds watchers after each commit."""
 
     def __init__(self) -> None:
         self._waiters: dict[JobId, set[asyncio.Event]] = {}
-        self.watchers: set[Watcher] = set()
+        self._waits: Counter[int] = Counter()  # open ones, by uid
+        self._watchers: set[Watcher] = set()
+
+    @property
+    def watching(self) -> int:
+        """How many watchers there are."""
+        return len(self._watchers)
+
+    def add(self, watcher: Watcher) -> None:
+        """One more watcher. Raises LimitReached."""
+        if len(self._watchers) >= WATCHERS_MAX:
+            raise LimitReached(f"{WATCHERS_MAX} watchers are there already; that is the limit")
+        self._watchers.add(watcher)
+
+    def remove(self, watcher: Watcher) -> None:
+        """It is gone."""
+        self._watchers.discard(watcher)
 
     def after_commit(self, committed: Committed) -> None:
         """Hear of a committed batch."""
@@ -74,23 +89,32 @@ class Audience:
             if change.after.is_final:
                 for woken in self._waiters.pop(change.after.job_id, ()):
                     woken.set()
-        for watcher in tuple(self.watchers):
+        for watcher in tuple(self._watchers):
             for number, event in committed.events:
                 watcher.offer(number, event)
 
     async def wait_final(
         self,
+        uid: int,
         job_ids: Iterable[JobId],
         is_live: Callable[[JobId], bool],
         timeout_s: float | None,
     ) -> bool:
-        """Wait until none of the jobs is live; False after timeout_s."""
+        """Wait until none of the jobs is live; False after timeout_s. Raises LimitReached."""
+        if self._waits[uid] >= WAITS_PER_UID_MAX:
+            raise LimitReached(f"{WAITS_PER_UID_MAX} waits are open already; that is the limit")
         pending = [job_id for job_id in job_ids if is_live(job_id)]
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                for job_id in pending:
-                    await self._until_final(job_id, is_live)
-                return True
+        self._waits[uid] += 1
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    for job_id in pending:
+                        await self._until_final(job_id, is_live)
+                    return True
+        finally:
+            self._waits[uid] -= 1
+            if not self._waits[uid]:
+                del self._waits[uid]
         return not any(is_live(job_id) for job_id in pending)
 
     async def _until_final(self, job_id: JobId, is_live: Callable[[JobId], bool]) -> None:

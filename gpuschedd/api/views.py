@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from gpusched_client.terms import GpuUuid, JobId, JobState, PendingReason
+from gpusched_client.terms import GpuUuid, JobId, JobState
 from gpusched_client.units import bytes_text
 from gpusched_client.wire import job_messages as messages
 from gpusched_client.wire.gpu_messages import GpuView
@@ -14,12 +14,12 @@ from gpusched_client.wire.job_messages import GpuUseView, JobEvent, JobView
 from gpusched_client.wire.limits import limit_to_wire
 from gpuschedd.core.job import Job
 from gpuschedd.core.model import ExpectedStart, Gpu, Reason
-from gpuschedd.core.plan import reason_of
-from gpuschedd.gpu.metering import GpuUse, next_vram_bytes, peak_of, verdict
-from gpuschedd.jobs.holds import HOLD_ACCOUNT, HOLD_CONFIG
+from gpuschedd.gpu.metering import next_vram_bytes, verdict
+from gpuschedd.gpu.source import UsedGpu
+from gpuschedd.jobs.gates import waiting_reason
 from gpuschedd.jobs.state import State
-from gpuschedd.run.environment import DEFAULT_OUTPUT
-from gpuschedd.store.records import Brief, Event, Payload
+from gpuschedd.run.spec import DEFAULT_OUTPUT
+from gpuschedd.store.records import Brief, Event, GpuUse, Payload, peak_of
 from gpuschedd.system.clock import SchedulerClock
 
 COMMAND_CHARS_MAX = 300
@@ -207,57 +207,10 @@ def _shown(key: str, value: object) -> str:
     return str(value)
 
 
-def reason_for(state: State, clock: SchedulerClock, job: Job) -> Reason:
-    """Why a pending job waits, with numbers."""
-    if job.hold is not None:
-        return _hold_reason(job)
-    now_s = clock.now_s()
-    if job.not_before_sched_s is not None and job.not_before_sched_s > now_s:
-        wait_s = job.not_before_sched_s - now_s
-        return Reason(
-            PendingReason.LAUNCH_BACKOFF,
-            f"launch failed {job.launch_failures} time(s); next try in {wait_s:.0f} s"
-            if job.launch_failures
-            else f"the host could not start it; next try in {wait_s:.0f} s",
-            {"failures": job.launch_failures, "wait_s": wait_s},
-        )
-    if job.begin_at_sched_s is not None and job.begin_at_sched_s > now_s:
-        wait_s = job.begin_at_sched_s - now_s
-        return Reason(PendingReason.BEGIN_TIME, f"begins in {wait_s:.0f} s", {"wait_s": wait_s})
-    if state.storage_blocked is not None:
-        return Reason(
-            PendingReason.STORAGE,
-            f"the state directory cannot be written: {state.storage_blocked}",
-        )
-    if state.host_closed is not None:
-        return Reason(
-            PendingReason.HOST_CLOSED, f"the host is closed to users: {state.host_closed}"
-        )
-    if state.plan is None or job.job_id not in state.queues:
-        return Reason(PendingReason.NONE, "not looked at yet")
-    reason = reason_of(state.plan, job.job_id)
-    if reason.code is PendingReason.NO_GPUS and state.gpu_problem is not None:
-        return replace(reason, text=f"{reason.text}: {state.gpu_problem}")
-    return reason
-
-
-def _hold_reason(job: Job) -> Reason:
-    if job.hold == "launch":
-        return Reason(
-            PendingReason.LAUNCH_FAILED,
-            f"held after {job.launch_failures} failed launches: {job.hold_detail}",
-            {"failures": job.launch_failures},
-        )
-    if job.hold in (HOLD_ACCOUNT, HOLD_CONFIG):
-        return Reason(PendingReason.HELD, f"held: {job.hold_detail}")
-    who = "its owner" if job.hold == "user" else "an admin"
-    return Reason(PendingReason.HELD, f"held by {who}")
-
-
 def _reason(state: State, clock: SchedulerClock, job: Job) -> messages.Reason | None:
     if job.state is not JobState.PENDING:
         return None
-    reason = reason_for(state, clock, job)
+    reason = waiting_reason(state, job, clock.now_s())
     return messages.Reason(
         code=str(reason.code), text=reason.text, numbers=_wall_numbers(reason, clock)
     )
@@ -287,16 +240,6 @@ def gpu_views(state: State, used: Mapping[GpuUuid, UsedGpu], *, stale: bool) -> 
         _gpu_view(gpu, jobs_on.get(gpu.uuid, []), used.get(gpu.uuid), stale=stale)
         for gpu in state.gpus
     ]
-
-
-class UsedGpu:
-    """The last reading of one GPU: bytes in use and percent busy, None where unknown."""
-
-    __slots__ = ("used_bytes", "utilization")
-
-    def __init__(self, used_bytes: int | None, utilization: float | None) -> None:
-        self.used_bytes = used_bytes
-        self.utilization = utilization
 
 
 def _gpu_view(gpu: Gpu, jobs: list[Job], used: UsedGpu | None, *, stale: bool) -> GpuView:

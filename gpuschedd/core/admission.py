@@ -19,7 +19,7 @@ from gpuschedd.core.model import (
     Request,
     Topology,
 )
-from gpuschedd.core.reasons import duration, gib, plural
+from gpuschedd.core.reasons import gib, plural
 from gpuschedd.core.timeline import model_matches
 
 GPUS_MAX = 4096
@@ -51,17 +51,13 @@ def seen(inventory: Inventory, gpus: Iterable[Gpu]) -> Inventory:
     )
 
 
-def admit(
-    request: Request, inventory: Inventory, policy: Policy, *, admin: bool = False
-) -> AdmittedRequest:
+def admit(request: Request, inventory: Inventory, policy: Policy) -> AdmittedRequest:
     """The request as it will be placed. Raises Invalid or Infeasible.
 
-    With no inventory yet everything well-formed is accepted and waits. `admin` may exceed
-    `max_time_limit_s`.
+    With no inventory yet everything well-formed is accepted and waits. Whose limit may be how long
+    is not judged here.
     """
     _check_form(request)
-    if not admin:
-        _check_limit(request, policy)
     if request.gpus == 0 or not inventory.kinds:
         return AdmittedRequest(request)
     kinds = _of_model(request, inventory)
@@ -88,17 +84,6 @@ def _check_form(request: Request) -> None:
             f"a time limit of {limit_s} s; it must be above 0. Use unlimited for none.",
             {"path": "time_limit_s"},
         )
-
-
-def _check_limit(request: Request, policy: Policy) -> None:
-    most_s, limit_s = policy.max_time_limit_s, request.time_limit_s
-    if most_s is None or (limit_s is not None and limit_s <= most_s):
-        return
-    asked = "no time limit" if limit_s is None else f"a time limit of {duration(limit_s)}"
-    raise Infeasible(
-        f"asks {asked}; the longest here is {duration(most_s)}. Lower --time.",
-        {"time_limit_s": limit_s, "max_time_limit_s": most_s},
-    )
 
 
 def _of_model(request: Request, inventory: Inventory) -> list[CardKind]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from gpusched_client.terms import Cause, JobId, JobState
+from gpusched_client.terms import Cause, HoldKind, JobId, JobState
 from gpuschedd.core.model import Grant, Request
 
 P, CF, R, CG = JobState.PENDING, JobState.CONFIGURING, JobState.RUNNING, JobState.COMPLETING
@@ -44,7 +44,7 @@ class Job:
     memory_bytes: int | None = None  # of host memory, held by the job's unit; None: unbounded
     cpus: int | None = None  # CPUs' worth of time, held by the job's unit; None: unbounded
     whole_note: str | None = None  # what admission changed about the request
-    hold: str | None = None  # "user", "admin", "launch" (repeated failed launches), ...
+    hold: HoldKind | None = None
     hold_detail: str | None = None
     cancel: CancelOrder | None = None
     signals: tuple[tuple[int, int], ...] = ()  # (number, signal): orders are numbered
@@ -137,7 +137,7 @@ class NeverRan:
     failed_launch: bool = False
     same_attempt: bool = False  # the host's fault, and no trace of the attempt is left
     not_before_sched_s: float | None = None
-    hold: str | None = None
+    hold: HoldKind | None = None
     detail: str | None = None
 
 

@@ -456,6 +456,5 @@ class Policy:
     fresh_allowance_s: float = 5.0  # how long a GPU may wait for its sample after a job's end
     rerank_s: float = 60.0  # an unpromised head may be outranked as time passes
     max_cpu_jobs: int = 1
-    max_time_limit_s: float | None = None
     shares: tuple[tuple[str, float], ...] = ()
     billing: tuple[tuple[str, float], ...] = ()

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpusched_client.terms import GpuUuid, JobId
-from gpuschedd.config.keys import ProcessRule, Sharing
+from gpuschedd.config.keys import Sharing
+from gpuschedd.config.values import ProcessRule
 from gpuschedd.core.model import Gpu, GpuState
 from gpuschedd.gpu.attribution import JobKey, Stranger
 from gpuschedd.gpu.metering import Seen
@@ -58,7 +59,7 @@ class Standing:
 
     drained: Mapping[GpuUuid, str] = field(default_factory=dict)
     sick: Mapping[GpuUuid, str] = field(default_factory=dict)
-    badges: Mapping[GpuUuid, str] = field(default_factory=dict)
+    warnings: Mapping[GpuUuid, str] = field(default_factory=dict)
     lost: Mapping[GpuUuid, str] = field(default_factory=dict)
     unread: str | None = None  # why nothing at all is known of any GPU
 
@@ -433,7 +434,7 @@ class Ledger:
         state, text = self._state(info, reading, standing)
         if state is GpuState.OK:
             own = "" if gpu.shareable else "its compute mode allows one process only"
-            return replace(gpu, state_text=standing.badges.get(info.uuid, own))
+            return replace(gpu, state_text=standing.warnings.get(info.uuid, own))
         return replace(gpu, state=state, state_text=text)
 
     @staticmethod

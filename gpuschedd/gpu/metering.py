@@ -11,30 +11,13 @@ from dataclasses import dataclass, field
 from gpusched_client.terms import GpuUuid, JobState
 from gpuschedd.gpu.attribution import JobKey
 from gpuschedd.gpu.source import Accounts, GpuReading, ProcessPeak
+from gpuschedd.store.records import GpuUse
 
 STEP_S_MAX = 30.0  # a longer gap between two samples is not counted as observed
 ACCOUNT_EARLY_S = 1.0  # the driver's clock against ours
 SAVE_BYTES = 64 * 2**20  # a peak that grew by so much is worth a row
 SAVE_EVERY_S = 60.0
 NEXT_FACTOR = 1.05  # what to declare next time, over the upper bound of the peak
-
-
-@dataclass(frozen=True, slots=True)
-class GpuUse:
-    """What one attempt used of one GPU. `peak_upper_bytes`: the peak lies between both.
-
-    `peak_source`: "driver" (its accounts), "sampled", "device" (difference), "none".
-    """
-
-    job_id: int
-    attempt: int
-    gpu_uuid: GpuUuid
-    peak_bytes: int | None = None
-    peak_upper_bytes: int | None = None
-    peak_source: str = "none"
-    utilization: float | None = None  # percent, average while observed
-    energy_j: float | None = None  # shared with the other jobs of the GPU in equal parts
-    observed_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -220,11 +203,6 @@ def _largest(*values: int | None) -> int | None:
 
 
 # --- verdict ------------------------------------------------------------------------------------
-
-
-def peak_of(uses: Iterable[GpuUse]) -> int | None:
-    """The largest peak over the GPUs: VRAM is declared per GPU."""
-    return _largest(*(use.peak_bytes for use in uses))
 
 
 def verdict(

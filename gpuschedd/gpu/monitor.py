@@ -9,26 +9,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-from gpusched_client.terms import GpuUuid, JobId
-from gpuschedd.api.views import UsedGpu
-from gpuschedd.config.keys import Config
-from gpuschedd.core import admission
+from gpusched_client.terms import EventKind, GpuUuid, JobId
 from gpuschedd.core.job import Job
 from gpuschedd.core.model import Gpu, GpuState, Grant
 from gpuschedd.gpu.attribution import Attribution, JobKey
 from gpuschedd.gpu.free_memory import Facts, Holding, Ledger, Standing, Violation
-from gpuschedd.gpu.health import (
-    HealthBook,
-    HealthChange,
-    HealthRules,
-    Illness,
-    rules_of,
-    xid_text,
-)
+from gpuschedd.gpu.health import HealthBook, HealthChange
 from gpuschedd.gpu.metering import UseMeter
 from gpuschedd.gpu.simulated.source import UUID_PREFIX
 from gpuschedd.gpu.source import (
@@ -38,16 +28,19 @@ from gpuschedd.gpu.source import (
     GpuReading,
     GpuSource,
     GpuSourceDown,
+    HealthRules,
+    Illness,
     Sample,
+    UsedGpu,
     Want,
     nameless,
     pick,
     place,
 )
 from gpuschedd.jobs.attempts import Evidence
+from gpuschedd.jobs.batch import Batch
 from gpuschedd.jobs.controller import Controller
-from gpuschedd.jobs.state import Batch
-from gpuschedd.store.records import GpuRow
+from gpuschedd.store.records import GpuRow, GpuUse
 from gpuschedd.system.clock import boottime_s
 
 log = logging.getLogger(__name__)
@@ -61,24 +54,26 @@ INTERVAL_FACTOR_MAX = 16
 LOOK_AGE_S = 1.0  # the last look before a launch is no older
 EVIDENCE_DEADLINE_S = 2.0  # a job's end waits no longer for the driver's figures
 REOPEN_DEADLINE_S = 30.0  # the answer to `resume` waits so long for the driver
-XID_BLAME_S = 30.0  # an Xid so long before a job's end may be its cause
+FAULTS_KEPT_MAX = 1_000
+FAULT_BLAME_S = 30.0  # a fault so long before a job's end may be its cause
 
 
 @dataclass(frozen=True, slots=True)
-class Xid:
-    """One Xid of one GPU, for the cause of a death."""
+class GpuFault:
+    """A fault that the driver reported of one GPU, for the cause of a death."""
 
     uuid: GpuUuid
     number: int
     at_s: float
 
 
-class GpuWatch:
+class GpuMonitor:
     """The sampling loop and what it knows."""
 
     def __init__(
         self,
         source: GpuSource,
+        health_rules: Callable[[], HealthRules],
         controller: Controller,
         attribution: Attribution,
         *,
@@ -86,15 +81,16 @@ class GpuWatch:
     ) -> None:
         """`same_boot`: the sick GPUs of the books are still as they were."""
         self._source = source
+        self._health_rules = health_rules
         self._controller = controller
         self._attribution = attribution
         config = controller.state.config
         self._ledger = Ledger(config.sharing, attribution.owner_of, attribution.stranger)
         ill = self._ill_before()
         self._remembered = controller.state.health
-        self._health = HealthBook(_rules(config), ill if same_boot else {}, self._remembered)
+        self._health = HealthBook(health_rules(), ill if same_boot else {}, self._remembered)
         if ill and not same_boot:
-            self._controller.tell(partial(_all_well, tuple(ill)))
+            self._controller.post(partial(_all_well, tuple(ill)))
         self.meter = UseMeter()
         self._poke = asyncio.Event()
         self._sample: Sample | None = None
@@ -105,8 +101,9 @@ class GpuWatch:
         self._checks: dict[GpuUuid, GpuReading] = {}
         self._factor = 1
         self._looking: asyncio.Task[bool] | None = None
-        self._strays: set[tuple[str, Violation]] = set()  # told already
-        self._xids: list[Xid] = []
+        self._strays: set[tuple[EventKind, Violation]] = set()  # told already
+        self._told_rows: dict[GpuUuid, GpuRow] = {}
+        self._faults: list[GpuFault] = []
         self._warned: frozenset[str] = frozenset()
         self._reopens = False  # until the first sample after a release
         self.released: str | None = None  # why the driver is let go of
@@ -134,9 +131,9 @@ class GpuWatch:
         return max(0.0, boottime_s() - self._sample.taken_boottime_s)
 
     @property
-    def warnings(self) -> tuple[str, ...]:
-        """What an admin should know of the driver."""
-        return self._sample.warnings if self._sample is not None else ()
+    def source_name(self) -> str:
+        """Where the samples come from."""
+        return self._source.name
 
     def info(self) -> dict[GpuUuid, GpuInfo]:
         """Every GPU seen in this run."""
@@ -150,6 +147,10 @@ class GpuWatch:
             reading.uuid: UsedGpu(reading.used_bytes, reading.utilization)
             for reading in self._sample.readings
         }
+
+    def uses_now(self, job: Job) -> tuple[GpuUse, ...]:
+        """What a job has used so far; empty where it is not metered."""
+        return self.meter.uses((job.job_id, job.attempt))
 
     def job_gone(self, job: Job) -> None:
         """Its GPUs need a look newer than its end."""
@@ -165,16 +166,16 @@ class GpuWatch:
         """The configuration was read again."""
         config = self._controller.state.config
         self._ledger.sharing = config.sharing
-        self._health.rules = _rules(config)
+        self._health.rules = self._health_rules()
         self.retake()
 
     def refresh(self) -> None:
         """Something beside the samples has changed."""
         self.retake()
 
-    def pardon(self, uuid: GpuUuid) -> None:
+    def acknowledge(self, uuid: GpuUuid) -> None:
         """An admin puts a sick GPU back into service."""
-        self._health.pardon(uuid)
+        self._health.acknowledge(uuid)
         self._keep_remembered()
         self.retake()
 
@@ -193,8 +194,8 @@ class GpuWatch:
         await asyncio.wait({looking}, timeout=REOPEN_DEADLINE_S)
         self._poke.set()
 
-    async def last_look(self, job: Job) -> str | None:
-        """Why a placed job does not fit any more; a driver that is down for a moment stops none."""
+    async def preflight(self, job: Job) -> str | None:
+        """Why a placed job no longer fits; a driver that is down for a moment stops none."""
         if not await self.look() and self._unread_text() is not None:
             return f"the GPUs cannot be looked at: {self.problem}"
         return self._misfit(job)
@@ -223,7 +224,7 @@ class GpuWatch:
         return None
 
     async def _look_now(self) -> None:
-        """Have the events of this moment: an Xid is reported just before its job dies."""
+        """Have the events of this moment: a fault is reported just before its job dies."""
         if self._looking is not None and not self._looking.done():
             await asyncio.wait({self._looking}, timeout=EVIDENCE_DEADLINE_S)
         if self._looking is None or self._looking.done():
@@ -231,7 +232,7 @@ class GpuWatch:
             await asyncio.wait({self._looking}, timeout=EVIDENCE_DEADLINE_S)
 
     async def evidence(self, job: Job, *, failed: bool, main_pid: int | None) -> Evidence:
-        """The figures of an attempt that is over, the driver's accounts included, and an Xid.
+        """The figures of an attempt that is over, the driver's accounts included, and a fault.
 
         The driver has accounts also of a process that no sweep has seen: the main one is asked for.
         """
@@ -248,16 +249,16 @@ class GpuWatch:
             asking = asyncio.ensure_future(self._source.accounts(pids))
             await asyncio.wait({asking}, timeout=EVIDENCE_DEADLINE_S)
             accounts = asking.result() if asking.done() else {}
-        return Evidence(self.meter.uses(key, accounts, job.started_at_s), self._xid_of(job))
+        return Evidence(self.meter.uses(key, accounts, job.started_at_s), self._fault_of(job))
 
-    def _xid_of(self, job: Job) -> str | None:
-        """The Xid that may have ended a job: on one of its GPUs, in its last half minute."""
-        begun_s = max(self._controller.clock.wall_s() - XID_BLAME_S, job.started_at_s or 0.0)
+    def _fault_of(self, job: Job) -> str | None:
+        """The fault that may have ended a job: on one of its GPUs, in its last half minute."""
+        begun_s = max(self._controller.clock.wall_s() - FAULT_BLAME_S, job.started_at_s or 0.0)
         uuids = {grant.uuid for grant in job.grants}
-        for xid in reversed(self._xids):
-            if xid.uuid in uuids and begun_s <= xid.at_s:
-                index = self._info[xid.uuid].index if xid.uuid in self._info else "?"
-                return f"{xid_text(xid.number)} on GPU {index}"
+        for fault in reversed(self._faults):
+            if fault.uuid in uuids and begun_s <= fault.at_s:
+                index = self._info[fault.uuid].index if fault.uuid in self._info else "?"
+                return f"{self._health.rules.fault_text(fault.number)} on GPU {index}"
         return None
 
     # --- the loop -----------------------------------------------------------------------------
@@ -366,7 +367,7 @@ class GpuWatch:
         present = ", ".join(str(gpu.index) for gpu in sample.inventory) or "none"
         text = f"gpus names {', '.join(names)}: no such GPU here (there are {present})"
         self.misnamed = text if names and not pick(sample.inventory, wanted) else None
-        self._controller.state.gpu_problem = self.misnamed
+        self._controller.set_gpu_problem(self.misnamed)
         return (text,) if names else ()
 
     def _note_warnings(self, warnings: tuple[str, ...]) -> None:
@@ -462,13 +463,14 @@ class GpuWatch:
 
     def _note_events(self, events: tuple[GpuEvent, ...]) -> None:
         wall_s = self._controller.clock.wall_s()
-        xids = [event for event in events if event.kind == "xid"]
-        self._xids = [*self._xids, *(Xid(x.uuid, x.number, wall_s) for x in xids)][-1000:]
-        for xid in xids:
-            index = self._info[xid.uuid].index if xid.uuid in self._info else None
-            text = xid_text(xid.number)
-            facts = {"gpu": str(xid.uuid), "index": index, "xid": xid.number, "text": text}
-            self._controller.tell(partial(_note_event, "gpu_xid", facts))
+        faults = [event for event in events if event.kind == "fault"]
+        self._faults += [GpuFault(event.uuid, event.number, wall_s) for event in faults]
+        del self._faults[:-FAULTS_KEPT_MAX]
+        for event in faults:
+            index = self._info[event.uuid].index if event.uuid in self._info else None
+            text = self._health.rules.fault_text(event.number)
+            facts = {"gpu": str(event.uuid), "index": index, "xid": event.number, "text": text}
+            self._controller.post(partial(_note_event, EventKind.GPU_XID, facts))
 
     def _keep_remembered(self) -> None:
         """Into the books where it changed: what an admin overruled, and errors already counted."""
@@ -480,7 +482,7 @@ class GpuWatch:
         def keep(batch: Batch) -> None:
             batch.health = remembered
 
-        self._controller.tell(keep)
+        self._controller.post(keep)
 
     def _note_health(self, changes: list[HealthChange]) -> None:
         """Into the books: a restart of the daemon makes no GPU well."""
@@ -492,17 +494,17 @@ class GpuWatch:
                 if row is not None:
                     until = bool(change.illness and change.illness.until_reboot)
                     batch.gpu_rows[change.uuid] = replace(row, sick=reason, sick_until_reboot=until)
-                kind = "gpu_sick" if reason else "gpu_recovered"
+                kind = EventKind.GPU_SICK if reason else EventKind.GPU_RECOVERED
                 index = row.gpu_index if row else None
-                batch.note(kind, gpu=str(change.uuid), index=index, reason=reason)
+                batch.emit(kind, gpu=str(change.uuid), index=index, reason=reason)
 
-        self._controller.tell(note)
+        self._controller.post(note)
 
     def retake(self) -> Facts | None:
         """Facts from the last sample, with what changed beside it: drains, ends, configuration."""
         controller = self._controller
         if self._sample is None:
-            controller.state.gpu_problem = self.released or self.problem
+            controller.set_gpu_problem(self.released or self.problem)
             controller.set_gpus(self._gpus_of_the_books())
             return None
         facts = self._ledger.take(
@@ -518,7 +520,7 @@ class GpuWatch:
         state, now_s = self._controller.state, boottime_s()
         rows = state.gpu_rows.items()
         sick = {uuid: self._health.illness(uuid) for uuid in self._info}
-        badges = {uuid: self._health.badge(uuid) for uuid in self._info}
+        warnings = {uuid: self._health.warning(uuid) for uuid in self._info}
         since = self._missing_since_s.items()
         lost = {
             uuid: "the driver does not list it any more"
@@ -528,7 +530,7 @@ class GpuWatch:
         return Standing(
             drained={uuid: row.drained for uuid, row in rows if row.drained is not None},
             sick={uuid: illness.reason for uuid, illness in sick.items() if illness is not None},
-            badges={uuid: badge for uuid, badge in badges.items() if badge is not None},
+            warnings={uuid: warning for uuid, warning in warnings.items() if warning is not None},
             lost=lost,
             unread=self._unread_text(),
         )
@@ -590,9 +592,8 @@ class GpuWatch:
         state = self._controller.state
         assert self._sample is not None
         wall_s = self._controller.clock.wall_s()
-        new: dict[GpuUuid, GpuRow] = {}
+        new: list[GpuRow] = []
         for info in self._sample.inventory:
-            known = state.gpu_rows.get(info.uuid)
             row = GpuRow(
                 uuid=info.uuid,
                 gpu_index=info.index,
@@ -601,16 +602,14 @@ class GpuWatch:
                 total_bytes=info.total_bytes,
                 reserved_bytes=info.reserved_bytes,
                 seen_at_s=wall_s,
-                drained=known.drained if known else None,
-                sick=known.sick if known else None,
-                sick_until_reboot=known.sick_until_reboot if known else False,
             )
-            if known is None or replace(known, seen_at_s=wall_s) != row:
-                new[info.uuid] = row
+            # What was told may not be durable yet: a full disk keeps it waiting.
+            known = self._told_rows.get(info.uuid) or state.gpu_rows.get(info.uuid)
+            if known is None or _identity(known) != _identity(row):
+                self._told_rows[info.uuid] = row
+                new.append(row)
         if new:
-            state.inventory = admission.seen(state.inventory, facts.gpus)
-            state.gpu_rows.update(new)
-            self._controller.tell(lambda batch: _keep_rows(batch, new))
+            self._controller.post(lambda batch: _keep_rows(batch, new, facts.gpus))
 
     def _hold_overuse(self, facts: Facts) -> None:
         """A job above its own declaration holds its buffered peak."""
@@ -629,15 +628,15 @@ class GpuWatch:
             if grants != job.grants:
                 grown[job_id] = grants
         if grown:
-            self._controller.tell(lambda batch: _hold_more(batch, grown))
+            self._controller.post(lambda batch: _hold_more(batch, grown))
 
     def _note_strays(self, facts: Facts) -> None:
         """Once for each process: a job on a GPU that was not granted to it, a job's remains."""
         new = [
             (kind, stray)
             for kind, strays in (
-                ("gpu_not_granted", facts.violations),
-                ("gpu_left_behind", facts.leftovers),
+                (EventKind.GPU_NOT_GRANTED, facts.violations),
+                (EventKind.GPU_LEFT_BEHIND, facts.leftovers),
             )
             for stray in strays
         ]
@@ -649,7 +648,7 @@ class GpuWatch:
         def note(batch: Batch) -> None:
             for kind, stray in new:
                 row = batch.gpu_row(stray.uuid)
-                batch.note(
+                batch.emit(
                     kind,
                     batch.job(stray.key[0]),
                     pid=stray.pid,
@@ -658,7 +657,7 @@ class GpuWatch:
                     former_job=stray.key[0] if batch.job(stray.key[0]) is None else None,
                 )
 
-        self._controller.tell(note)
+        self._controller.post(note)
 
     def _measure(self, sample: Sample, facts: Facts) -> None:
         """What the jobs use, into their meters; now and then into the books."""
@@ -669,7 +668,7 @@ class GpuWatch:
                 self.meter.add(key, readings[uuid], seen, step_s)
         moved = self.meter.to_save(boottime_s())
         if moved:
-            self._controller.tell(lambda batch: batch.gpu_uses.extend(moved))
+            self._controller.post(lambda batch: batch.gpu_uses.extend(moved))
 
     def begin(self, job: Job) -> None:
         """A job was placed: what is in use on its GPUs before it."""
@@ -677,10 +676,6 @@ class GpuWatch:
         used = {r.uuid: r.used_bytes for r in readings if r.used_bytes is not None}
         key: JobKey = (job.job_id, job.attempt)
         self.meter.begin(key, [grant.uuid for grant in job.grants], used)
-
-
-def _rules(config: Config) -> HealthRules:
-    return rules_of(config.nvml.quarantine_xids, config.nvml.reboot_xids)
 
 
 def _grown(grant: Grant, peak: int, job: Job, buffer: float) -> Grant:
@@ -698,8 +693,8 @@ def _hold_more(batch: Batch, grown: Mapping[JobId, tuple[Grant, ...]]) -> None:
         is_first = all(grant.held_bytes == grant.declared_bytes for grant in job.grants)
         batch.put(replace(job, grants=grants))
         if is_first:
-            batch.note(
-                "job_over_declaration",
+            batch.emit(
+                EventKind.JOB_OVER_DECLARATION,
                 job,
                 declared_bytes=job.request.vram_bytes,
                 held_bytes=max(grant.held_bytes for grant in grants),
@@ -714,12 +709,18 @@ def _all_well(uuids: tuple[GpuUuid, ...], batch: Batch) -> None:
             batch.gpu_rows[uuid] = replace(row, sick=None, sick_until_reboot=False)
 
 
-def _note_event(kind: str, facts: Mapping[str, object], batch: Batch) -> None:
-    batch.note(kind, None, **facts)
+def _note_event(kind: EventKind, facts: Mapping[str, object], batch: Batch) -> None:
+    batch.emit(kind, None, **facts)
 
 
-def _keep_rows(batch: Batch, rows: Mapping[GpuUuid, GpuRow]) -> None:
-    for row in rows.values():
+def _identity(row: GpuRow) -> tuple[object, ...]:
+    """What of a row the driver says; a change of it is worth another row."""
+    return row.gpu_index, row.minor, row.model, row.total_bytes, row.reserved_bytes
+
+
+def _keep_rows(batch: Batch, rows: Iterable[GpuRow], gpus: tuple[Gpu, ...]) -> None:
+    batch.gpus_seen = gpus
+    for row in rows:
         known = batch.gpu_row(row.uuid)
         if known is not None:
             row = replace(
@@ -729,4 +730,4 @@ def _keep_rows(batch: Batch, rows: Mapping[GpuUuid, GpuRow]) -> None:
                 sick_until_reboot=known.sick_until_reboot,
             )
         batch.gpu_rows[row.uuid] = row
-        batch.note("gpu_seen", gpu=str(row.uuid), index=row.gpu_index, model=row.model)
+        batch.emit(EventKind.GPU_SEEN, gpu=str(row.uuid), index=row.gpu_index, model=row.model)

@@ -1,12 +1,12 @@
-"""What a source of GPU facts gives the daemon: inventory and samples. Types only, no driver.
+"""The seam to a make of GPUs: samples, a job's variables and device nodes, health. Types only.
 
-Two sources speak it: `nvml` (a child process that owns the driver library) and `simgpu`. Unknown is
-None with a reason beside it, never 0.
+`nvidia` and `simulated` stand behind it; nothing above knows which. Unknown is None with a reason
+beside it, never 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -37,8 +37,8 @@ class GpuInfo:
     reserved_bytes: int = 0  # the driver's own, never handed out
     pci: str | None = None
     shareable: bool = True  # False in exclusive-process mode
-    parent_uuid: GpuUuid | None = None  # of a MIG slice
-    gpu_instance: int | None = None  # of a MIG slice
+    parent_uuid: GpuUuid | None = None  # of a slice
+    gpu_instance: int | None = None  # of a slice
     compute_instance: int | None = None
     island: int | None = None  # GPUs with the same number are connected by NVLink
     links: tuple[tuple[GpuUuid, int], ...] = ()  # score to each peer, larger is better
@@ -98,10 +98,10 @@ class GpuReading:
 
 @dataclass(frozen=True, slots=True)
 class GpuEvent:
-    """Something that the driver reported: "xid" with its number, or "suspect" (look again)."""
+    """Something that the driver reported: a "fault" with its number, or "suspect" (look again)."""
 
     uuid: GpuUuid
-    kind: Literal["xid", "suspect"]
+    kind: Literal["fault", "suspect"]
     number: int = 0
 
 
@@ -143,6 +143,10 @@ class GpuSource(Protocol):
     """A source of samples. `sample` may take long or fail; it never blocks the loop."""
 
     @property
+    def name(self) -> str:
+        """For people: what the samples come from."""
+
+    @property
     def is_simulated(self) -> bool:
         """True where no driver is behind it."""
 
@@ -153,10 +157,85 @@ class GpuSource(Protocol):
         """What the driver kept of these processes; empty where it keeps nothing."""
 
     async def release(self) -> None:
-        """Let go of the driver, so that an admin may change MIG modes or reset a GPU."""
+        """Release the driver, so that an admin may partition or reset a GPU."""
 
     async def close(self) -> None:
         """End what was started."""
+
+
+@dataclass(frozen=True, slots=True)
+class Illness:
+    """Why a GPU takes no new jobs. `until_reboot`: no check makes it well again."""
+
+    reason: str
+    until_reboot: bool = False
+
+
+class HealthRules(Protocol):
+    """What a vendor's reports mean for a GPU's fitness."""
+
+    def fault_text(self, number: int) -> str:
+        """A reported fault in words."""
+
+    def of_fault(self, number: int) -> Illness | None:
+        """What a reported fault does to the GPU; None: it is written down only."""
+
+    def of_uncorrected_errors(self) -> Illness | None:
+        """What new uncorrectable memory errors do to it."""
+
+    def action_text(self, action: int) -> str:
+        """What the driver asks for, in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class GrantedGpu:
+    """One GPU of a job: its display index, -1 where unknown, and what the last inventory says."""
+
+    uuid: GpuUuid
+    index: int
+    info: GpuInfo | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceAccess:
+    """The device nodes that a job may open, as DeviceAllow= takes them.
+
+    `allowed` None: no filter is possible here, for the reason in `why_open`.
+    """
+
+    allowed: tuple[str, ...] | None
+    why_open: str = ""
+
+
+class DeviceMissing(Exception):
+    """A granted GPU has no device node: PID 1 would skip it in silence."""
+
+
+class Vendor(Protocol):
+    """One make of GPUs: a source of samples, and all that a job's launch needs to know of it."""
+
+    @property
+    def dropped_variables(self) -> frozenset[bytes]:
+        """Names in a submitter's environment that would point a job at other GPUs than its own."""
+
+    @property
+    def oom_patterns(self) -> tuple[str, ...]:
+        """Regular expressions, in lower case, for what programs print when VRAM is exhausted."""
+
+    def open(self) -> GpuSource:
+        """The source of samples. Called once."""
+
+    def health_rules(self) -> HealthRules:
+        """By the configuration as it is now."""
+
+    def variables(self, gpus: Sequence[GrantedGpu], *, is_filtered: bool) -> dict[str, str]:
+        """What tells a job its GPUs, in the order given; `is_filtered`: it can open no others."""
+
+    def can_filter(self, gpus: Sequence[GrantedGpu]) -> bool:
+        """Whether device access to these can be told from access to others."""
+
+    def device_access(self, gpus: Sequence[GrantedGpu]) -> DeviceAccess:
+        """For a job that holds exactly these. Blocks. Raises OSError or DeviceMissing."""
 
 
 def pick(inventory: Iterable[GpuInfo], wanted: tuple[int | str, ...]) -> tuple[GpuInfo, ...]:
@@ -193,3 +272,13 @@ def _is_named(gpu: GpuInfo, name: int | str) -> bool:
     if gpu.index == name or str(gpu.index) == name:
         return True
     return isinstance(name, str) and len(name) >= 8 and gpu.uuid.startswith(name)
+
+
+class UsedGpu:
+    """The last reading of one GPU: bytes in use and percent busy, None where unknown."""
+
+    __slots__ = ("used_bytes", "utilization")
+
+    def __init__(self, used_bytes: int | None, utilization: float | None) -> None:
+        self.used_bytes = used_bytes
+        self.utilization = utilization

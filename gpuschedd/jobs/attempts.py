@@ -1,4 +1,4 @@
-"""What a sighting of an attempt means for its job: started, ended, gone, lost, to be run again.
+"""What a report of an attempt means for its job: started, ended, gone, lost, to be run again.
 
 Judged inside a batch like any order; the table itself is core.recovery's. No I/O.
 """
@@ -7,17 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from gpusched_client.terms import Cause, JobState
+from gpusched_client.terms import Cause, EventKind, HoldKind, JobState
+from gpuschedd.core.attempt import AttemptReport, EndedRecord, ExitRecord, Observation
 from gpuschedd.core.job import Dropped, Gone, Job, MainEnded, NeverRan, Retried, Started
-from gpuschedd.core.recovery import ClaimKind, Recovery, recover
+from gpuschedd.core.recovery import Facts, Recovery, facts_reported, recover
 from gpuschedd.core.retry import next_request
-from gpuschedd.gpu.metering import GpuUse, peak_of
-from gpuschedd.jobs.holds import HOLD_ACCOUNT
-from gpuschedd.jobs.orders import cancel_text
-from gpuschedd.jobs.state import Batch
-from gpuschedd.run.job_dir import Ended, Exit, Observation
-from gpuschedd.run.runner import Sighting
-from gpuschedd.store.records import AttemptEnd
+from gpuschedd.jobs.batch import Batch
+from gpuschedd.jobs.cancel import cancel_text
+from gpuschedd.store.records import AttemptEnd, GpuUse, peak_of
 from gpuschedd.system.clock import SchedulerClock
 
 BACKOFF_S = (1.0, 5.0, 25.0)  # before the next launch; then the job is held
@@ -29,61 +26,58 @@ class Evidence:
     """What the GPUs tell of an attempt that is over."""
 
     uses: tuple[GpuUse, ...] = ()
-    xid: str | None = None  # an Xid of one of its GPUs, shortly before its end
+    fault: str | None = None  # what one of its GPUs reported shortly before its end
 
 
 NO_EVIDENCE = Evidence()
 
 
-def take_sighting(
-    batch: Batch, clock: SchedulerClock, sighting: Sighting, evidence: Evidence = NO_EVIDENCE
+def apply_report(
+    batch: Batch, clock: SchedulerClock, report: AttemptReport, evidence: Evidence = NO_EVIDENCE
 ) -> None:
-    """Move the job as far as the sighting shows. An old attempt's sighting changes nothing."""
-    job = batch.job(sighting.job_id)
-    if job is None or job.attempt != sighting.attempt or not job.holds_gpus:
+    """Move the job as far as the report shows. An old attempt's report changes nothing."""
+    job = batch.job(report.job_id)
+    if job is None or job.attempt != report.attempt or not job.holds_gpus:
         return
-    seen = sighting.seen
-    if seen is None:
-        _take_unreadable(batch, job, sighting)
-        return
-    job = _advance_alive(batch, clock, job, seen)
-    if seen.exit is not None:
-        _finish(batch, job, seen.exit, evidence)
-        return
-    verdict = recover(
-        _claim_kind(seen),
-        supervisor_alive=seen.supervisor_alive,
-        started=seen.started is not None,
-        ended=seen.ended is not None,
-        exit=False,
+    seen = report.seen
+    if seen is not None:
+        job = _advance_alive(batch, clock, job, seen)
+    facts = facts_reported(
+        report,
+        ran=job.state is not JobState.CONFIGURING,
         cancel_requested=job.cancel is not None,
-        processes_left=sighting.processes_left,
     )
-    match verdict:
+    match recover(facts):
+        case Recovery.FINAL_FROM_EXIT:
+            assert seen is not None
+            assert seen.exit is not None
+            _finish(batch, job, seen.exit, evidence)
         case Recovery.FINAL_FROM_ENDED:
+            assert seen is not None
             assert seen.ended is not None
             _finish(batch, job, seen.ended, evidence)
         case Recovery.NODE_FAIL:
-            _node_fail(batch, job, "its supervisor ended without an exit record")
-        case Recovery.CANCELLED | Recovery.REQUEUE:
-            _take_never_ran(batch, job, sighting)
-        case _:
-            pass  # it is under way: unclaimed yet, watched, or with processes that are being ended
+            _node_fail(batch, job, _why_unknown(facts, report))
+        case Recovery.CANCELLED:
+            _drop_cancelled(batch, job)
+        case Recovery.REQUEUE:
+            _requeue(batch, job, report)
+        case (
+            Recovery.REQUEUE_AFTER_FENCE
+            | Recovery.CANCEL_AFTER_FENCE
+            | Recovery.ADOPT
+            | Recovery.WAIT_FOR_PROCESSES
+        ):
+            pass  # the runner's part: it fences, watches, or ends what is left
 
 
-def _take_never_ran(batch: Batch, job: Job, sighting: Sighting) -> None:
-    """By the directory nothing of this attempt ran or can."""
-    if job.state is JobState.CONFIGURING:
-        requeue(batch, job, sighting)
-    else:
-        # It did run, so its directory was lost: once more would be twice.
-        _node_fail(batch, job, "its job directory is gone")
-
-
-def _claim_kind(seen: Observation) -> ClaimKind:
-    if seen.claim is None:
-        return ClaimKind.NONE
-    return ClaimKind.SUPERVISOR if seen.claim.by == "supervisor" else ClaimKind.DAEMON
+def _why_unknown(facts: Facts, report: AttemptReport) -> str:
+    """Why nobody can say how the attempt ended."""
+    if facts.unreadable:
+        return report.detail or "its job directory cannot be read"
+    if facts.lost:
+        return "its job directory is gone"
+    return "its supervisor ended without an exit record"
 
 
 def _advance_alive(batch: Batch, clock: SchedulerClock, job: Job, seen: Observation) -> Job:
@@ -92,24 +86,24 @@ def _advance_alive(batch: Batch, clock: SchedulerClock, job: Job, seen: Observat
         at = seen.started
         sched_s = clock.from_boottime_s(at.boottime_s, at.boot_id, at.at_s)
         job = batch.advance(job, Started(at.at_s, sched_s))
-        batch.note("job_started", job)
+        batch.emit(EventKind.JOB_STARTED, job)
     if seen.ended is not None and job.state in (JobState.CONFIGURING, JobState.RUNNING):
         end = seen.ended
         sched_s = clock.from_boottime_s(end.boottime_s, end.boot_id, end.at_s)
         job = batch.advance(job, MainEnded(end.at_s, sched_s))
-        batch.note("job_completing", job)
+        batch.emit(EventKind.JOB_COMPLETING, job)
     return job
 
 
-def _finish(batch: Batch, job: Job, end: Ended | Exit, evidence: Evidence) -> None:
+def _finish(batch: Batch, job: Job, end: EndedRecord | ExitRecord, evidence: Evidence) -> None:
     """The final state that the supervisor's own record gives; or once more with more memory."""
     state, cause = final_state(end)
     detail = end.reason
     batch.gpu_uses.extend(evidence.uses)
     if cause is Cause.CUDA_OOM and _retry(batch, job, end, evidence):
         return
-    if state is JobState.FAILED and cause in (Cause.EXIT, Cause.SIGNAL) and evidence.xid:
-        cause, detail = Cause.XID, evidence.xid
+    if state is JobState.FAILED and cause in (Cause.EXIT, Cause.SIGNAL) and evidence.fault:
+        cause, detail = Cause.XID, evidence.fault
     if state is JobState.CANCELLED and cause is Cause.CANCELLED and job.cancel is not None:
         detail = cancel_text(job.cancel)
     finished = batch.advance(
@@ -121,15 +115,15 @@ def _finish(batch: Batch, job: Job, end: Ended | Exit, evidence: Evidence) -> No
             signal=end.signal,
             cause=cause,
             detail=detail,
-            cpu_user_s=end.cpu_user_s if isinstance(end, Exit) else None,
-            cpu_system_s=end.cpu_system_s if isinstance(end, Exit) else None,
-            max_rss_bytes=end.max_rss_bytes if isinstance(end, Exit) else None,
+            cpu_user_s=end.cpu_user_s if isinstance(end, ExitRecord) else None,
+            cpu_system_s=end.cpu_system_s if isinstance(end, ExitRecord) else None,
+            max_rss_bytes=end.max_rss_bytes if isinstance(end, ExitRecord) else None,
         ),
     )
-    batch.note("job_ended", finished, state=str(state), code=end.code, signal=end.signal)
+    batch.emit(EventKind.JOB_ENDED, finished, state=str(state), code=end.code, signal=end.signal)
 
 
-def _retry(batch: Batch, job: Job, end: Ended | Exit, evidence: Evidence) -> bool:
+def _retry(batch: Batch, job: Job, end: EndedRecord | ExitRecord, evidence: Evidence) -> bool:
     """Queue a job that ran out of VRAM again, while it has retries; False: it has none."""
     peak = peak_of(evidence.uses)
     state = batch.state
@@ -149,8 +143,8 @@ def _retry(batch: Batch, job: Job, end: Ended | Exit, evidence: Evidence) -> boo
         )
     )
     after = batch.advance(job, Retried(request))
-    batch.note(
-        "job_retried",
+    batch.emit(
+        EventKind.JOB_RETRIED,
         after,
         retry=after.retries_used,
         retries=after.retries,
@@ -162,7 +156,7 @@ def _retry(batch: Batch, job: Job, end: Ended | Exit, evidence: Evidence) -> boo
     return True
 
 
-def final_state(end: Ended | Exit) -> tuple[JobState, Cause]:
+def final_state(end: EndedRecord | ExitRecord) -> tuple[JobState, Cause]:
     """State and cause out of the supervisor's record. The first cause wins, also over exit 0."""
     by_cause = {
         "time_limit": (JobState.TIMEOUT, Cause.TIME_LIMIT),
@@ -175,7 +169,7 @@ def final_state(end: Ended | Exit) -> tuple[JobState, Cause]:
         return by_cause[end.cause]
     if end.code == 0:
         return JobState.COMPLETED, Cause.EXIT
-    oom = end.oom if isinstance(end, Exit) else None
+    oom = end.oom if isinstance(end, ExitRecord) else None
     if oom == "cuda":
         return JobState.OUT_OF_MEMORY, Cause.CUDA_OOM
     if oom == "host":
@@ -189,15 +183,7 @@ def _node_fail(batch: Batch, job: Job, detail: str) -> None:
         job,
         Gone(JobState.NODE_FAIL, batch.wall_s, cause=Cause.NODE_FAIL, detail=detail),
     )
-    batch.note("job_ended", gone, state=str(gone.state), detail=detail)
-
-
-def _take_unreadable(batch: Batch, job: Job, sighting: Sighting) -> None:
-    """No directory to read: a failed launch says that nothing ran, else the end is unknown."""
-    if job.state is JobState.CONFIGURING and (sighting.storage_error or sighting.launch_error):
-        requeue(batch, job, sighting)
-    else:
-        _node_fail(batch, job, sighting.detail or "its job directory cannot be read")
+    batch.emit(EventKind.JOB_ENDED, gone, state=str(gone.state), detail=detail)
 
 
 def _drop_cancelled(batch: Batch, job: Job) -> None:
@@ -206,39 +192,36 @@ def _drop_cancelled(batch: Batch, job: Job) -> None:
         job,
         Dropped(JobState.CANCELLED, batch.wall_s, Cause.CANCELLED, cancel_text(job.cancel)),
     )
-    batch.note("job_ended", after, state=str(after.state), by=job.cancel.by)
+    batch.emit(EventKind.JOB_ENDED, after, state=str(after.state), by=job.cancel.by)
 
 
-def requeue(batch: Batch, job: Job, sighting: Sighting) -> None:
+def _requeue(batch: Batch, job: Job, report: AttemptReport) -> None:
     """PENDING with the next attempt; a failed launch backs off and at last holds the job."""
-    if job.cancel is not None:
-        _drop_cancelled(batch, job)
-        return
-    after = batch.advance(job, _never_ran(batch, job, sighting))
-    if sighting.storage_error is None and sighting.launch_error is None:
+    after = batch.advance(job, _never_ran(batch, job, report))
+    if report.storage_error is None and report.launch_error is None:
         after = replace(after, launch_failures=0)
         batch.put(after)
-    batch.note(
-        "job_requeued",
+    batch.emit(
+        EventKind.JOB_REQUEUED,
         after,
-        error=sighting.launch_error or sighting.storage_error or sighting.detail,
+        error=report.launch_error or report.storage_error or report.detail,
     )
 
 
-def _never_ran(batch: Batch, job: Job, sighting: Sighting) -> NeverRan:
-    error = sighting.launch_error
+def _never_ran(batch: Batch, job: Job, report: AttemptReport) -> NeverRan:
+    error = report.launch_error
     if error is None:
-        return NeverRan(same_attempt=sighting.storage_error is not None)
-    if sighting.account_gone:
-        return NeverRan(hold=HOLD_ACCOUNT, detail=error)
-    if sighting.deferred:
+        return NeverRan(same_attempt=report.storage_error is not None)
+    if report.account_gone:
+        return NeverRan(hold=HoldKind.ACCOUNT, detail=error)
+    if report.deferred:
         return NeverRan(not_before_sched_s=batch.now_s + DEFERRED_S, detail=error)
     return _failed_launch(batch, job, error)
 
 
 def _failed_launch(batch: Batch, job: Job, error: str) -> NeverRan:
     if job.launch_failures >= len(BACKOFF_S):
-        return NeverRan(failed_launch=True, hold="launch", detail=error)
+        return NeverRan(failed_launch=True, hold=HoldKind.LAUNCH, detail=error)
     return NeverRan(
         failed_launch=True,
         not_before_sched_s=batch.now_s + BACKOFF_S[job.launch_failures],

@@ -8,12 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
-from gpusched_client.terms import JobId, JobState
+from gpusched_client.terms import EventKind, HoldKind, JobId, JobState
 from gpuschedd.core.job import Job
-from gpuschedd.jobs.state import Batch
-
-HOLD_ACCOUNT = "account"  # name and uid belong together no more
-HOLD_CONFIG = "config"  # jobs.users does not name its user any more
+from gpuschedd.jobs.batch import Batch
 
 
 def is_allowed(user: str, groups: Iterable[str], allowed: Collection[str]) -> bool:
@@ -28,9 +25,9 @@ def follow_config(batch: Batch, allows: Callable[[str], bool]) -> None:
             continue
         if job.hold is None and not allows(job.user):
             detail = f"the configuration (jobs.users) names {job.user} no more"
-            batch.put(replace(job, hold=HOLD_CONFIG, hold_detail=detail))
-            batch.note("job_held", job, reason=detail)
-        elif job.hold == HOLD_CONFIG and allows(job.user):
+            batch.put(replace(job, hold=HoldKind.CONFIG, hold_detail=detail))
+            batch.emit(EventKind.JOB_HELD, job, reason=detail)
+        elif job.hold == HoldKind.CONFIG and allows(job.user):
             release(batch, job)
 
 
@@ -38,7 +35,7 @@ def release_accounts(batch: Batch, job_ids: Iterable[JobId]) -> None:
     """Release jobs whose account is there again."""
     for job_id in job_ids:
         job = batch.job(job_id)
-        if job is not None and job.hold == HOLD_ACCOUNT:
+        if job is not None and job.hold == HoldKind.ACCOUNT:
             release(batch, job)
 
 
@@ -46,4 +43,4 @@ def release(batch: Batch, job: Job) -> None:
     """The job may run again; its age begins anew."""
     batch.rested.add(job.job_id)
     batch.put(replace(job, hold=None, hold_detail=None))
-    batch.note("job_released", job)
+    batch.emit(EventKind.JOB_RELEASED, job)

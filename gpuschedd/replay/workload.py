@@ -7,21 +7,19 @@ from __future__ import annotations
 
 import csv
 import gzip
-import re
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
 from gpusched_client.errors import Invalid
 from gpusched_client.terms import GpuUuid
+from gpuschedd.core.hostspec import parse_host
 from gpuschedd.core.model import GIB, Gpu
 
 HOST_GPUS_MAX = 100_000
 DEFAULT_CARD_BYTES = 80 * GIB
 TIME_S_MAX = 1e15
-_UNITS = {"": GIB, "g": GIB, "m": 2**20, "t": 2**40}
 _SWF_USER = 11  # the last field that is looked at
 _REQUIRED = ("job_id", "user", "submit_s", "gpus", "run_s")
 
@@ -167,28 +165,19 @@ def _swf_job(fields: list[str]) -> TraceJob | None:
 
 
 def host_of(text: str) -> tuple[Gpu, ...]:
-    """The GPUs of "8x80G" or "2x80G+2x24G". Raises Invalid."""
-    gpus: list[Gpu] = []
-    for part in text.split("+"):
-        found = re.fullmatch(r"(\d+)x(\d+(?:\.\d+)?)([gmtGMT]?)(?:i?B)?", part.strip())
-        if found is None:
-            raise Invalid(f'"{text}" is no host; write it like 8x80G or 2x80G+2x24G')
-        size = int(float(found[2]) * _UNITS[found[3].lower()])
-        gpus += _cards(int(found[1]), size, f"sim-{found[2]}{found[3].upper() or 'G'}", len(gpus))
-    if not 0 < len(gpus) <= HOST_GPUS_MAX:
-        raise Invalid(f"{len(gpus)} GPUs; a host has 1 to {HOST_GPUS_MAX}")
-    return tuple(gpus)
+    """The GPUs of "8x80G" or "2x80G+2x24G"; a bare size is in GiB. Raises Invalid."""
+    cards = parse_host(text, gpus_max=HOST_GPUS_MAX, bare_unit="G")
+    return tuple(
+        _card(index, card.total_bytes, f"sim-{card.size}") for index, card in enumerate(cards)
+    )
 
 
 def equal_gpus(count: int) -> tuple[Gpu, ...]:
     """`--gpus N`."""
     if not 0 < count <= HOST_GPUS_MAX:
         raise Invalid(f"{count} GPUs; a host has 1 to {HOST_GPUS_MAX}")
-    return tuple(_cards(count, DEFAULT_CARD_BYTES, "sim", 0))
+    return tuple(_card(index, DEFAULT_CARD_BYTES, "sim") for index in range(count))
 
 
-def _cards(count: int, size: int, model: str, first: int) -> Iterator[Gpu]:
-    if count > HOST_GPUS_MAX:
-        raise Invalid(f"{count} GPUs; a host has 1 to {HOST_GPUS_MAX}")
-    for index in range(first, first + count):
-        yield Gpu(uuid=GpuUuid(f"SIM-{index:05d}"), index=index, model=model, total_bytes=size)
+def _card(index: int, total_bytes: int, model: str) -> Gpu:
+    return Gpu(uuid=GpuUuid(f"SIM-{index:05d}"), index=index, model=model, total_bytes=total_bytes)

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import (
     Any,
     Literal,
-    NamedTuple,
     Self,
     TypeVar,
     get_args,
@@ -25,6 +24,15 @@ from typing import (
 )
 
 from gpuschedd import supervisor
+from gpuschedd.core.attempt import (
+    Cancel,
+    Claim,
+    EndedRecord,
+    ExitRecord,
+    Observation,
+    Orders,
+    StartedRecord,
+)
 
 Record = TypeVar("Record")
 
@@ -54,8 +62,8 @@ class Spec:
     job_id: int
     attempt: int
     instance: str
-    mode: Literal["user", "system"]
-    launch: Literal["direct", "pid1"]
+    mode: str  # terms.Mode
+    launch: str  # terms.Launch
     user: str
     uid: int
     name: str
@@ -95,90 +103,6 @@ class Spec:
         """As strict as the supervisor's own reading, since it is that."""
         found = supervisor.Spec(record)
         return cls(**{field.name: getattr(found, field.name) for field in fields(cls)})
-
-
-@dataclass(frozen=True, slots=True)
-class Cancel:
-    """Who ended the job, and when (Unix time)."""
-
-    by: str
-    at_s: float
-    reason: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Orders:
-    """All that is ordered so far; each write replaces the whole.
-
-    `time_limit_s`: None leaves the limit of the spec (or of the last order) alone, math.inf lifts
-    it. `signals`: (number, signal) with rising numbers from 1; each number is sent once.
-    """
-
-    time_limit_s: float | None = None
-    cancel: Cancel | None = None
-    signals: tuple[tuple[int, int], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """Who holds the attempt: the process, by what a later one with its pid cannot share."""
-
-    by: Literal["supervisor", "daemon"]
-    boot_id: str
-    pid: int
-    start_ticks: int
-
-
-@dataclass(frozen=True, slots=True)
-class Started:
-    """The main process before its exec. `at_s` is Unix time; the limit runs from `boottime_s`."""
-
-    pid: int
-    start_ticks: int
-    session: int
-    at_s: float
-    boottime_s: float
-    boot_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """The end of the main process. `code` and `signal` are both None where nothing ran."""
-
-    code: int | None
-    signal: int | None
-    cause: str
-    reason: str | None
-    cancel_by: str | None
-    cancel_at_s: float | None
-    cancel_reason: str | None
-    at_s: float
-    boottime_s: float
-    boot_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class Exit(Ended):
-    """The end of the last process: what `ended` says, and what the job used.
-
-    `max_rss_bytes` is of the largest process; it is never below that of the set-up (about 12 MiB).
-    """
-
-    finished_at_s: float
-    cpu_user_s: float
-    cpu_system_s: float
-    max_rss_bytes: int
-    oom: Literal["cuda", "host", "unknown"] | None
-
-
-class Observation(NamedTuple):
-    """One look at a directory; what recovery decides on."""
-
-    claim: Claim | None
-    supervisor_alive: bool
-    started: Started | None
-    ended: Ended | None
-    exit: Exit | None
 
 
 def label_of(job_id: int, attempt: int) -> str:
@@ -282,14 +206,14 @@ class JobDir:
     def claim(self) -> Claim | None:
         return self._typed(supervisor.CLAIM, Claim)
 
-    def started(self) -> Started | None:
-        return self._typed(supervisor.STARTED, Started)
+    def started(self) -> StartedRecord | None:
+        return self._typed(supervisor.STARTED, StartedRecord)
 
-    def ended(self) -> Ended | None:
-        return self._typed(supervisor.ENDED, Ended)
+    def ended(self) -> EndedRecord | None:
+        return self._typed(supervisor.ENDED, EndedRecord)
 
-    def exit(self) -> Exit | None:
-        return self._typed(supervisor.EXIT, Exit)
+    def exit(self) -> ExitRecord | None:
+        return self._typed(supervisor.EXIT, ExitRecord)
 
     def observe(self) -> Observation:
         """Aliveness first: a supervisor seen dead writes nothing after it."""

@@ -1,7 +1,8 @@
 """The I/O around one attempt: its directory, its launch, its supervisor's pidfd, its hints.
 
-Blocking work goes to threads, one thing at a time per attempt. What is found is reported as a
-Sighting; what it means is decided elsewhere.
+Blocking work goes to threads, one thing at a time per attempt. What a look at a directory means is
+decided by core.recovery's table; what of it is I/O is carried out here (take the claim, watch the
+supervisor, end what is left), and the rest is reported.
 """
 
 from __future__ import annotations
@@ -9,26 +10,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import socket
 from collections.abc import Awaitable, Callable, Collection, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gpusched_client.terms import JobId
-from gpuschedd.gpu.attribution import Supervisor
-from gpuschedd.run.job_dir import (
-    JobDir,
-    JobDirCorrupt,
-    JobDirError,
-    Observation,
-    Orders,
-    Spec,
-    Started,
-    abandoned_in,
-)
+from gpuschedd.core.attempt import AttemptReport, Observation, Orders
+from gpuschedd.core.recovery import Recovery, facts_of, recover
+from gpuschedd.gpu.attribution import JobKey, Supervisor
+from gpuschedd.run.hints import HintSocket
+from gpuschedd.run.job_dir import JobDir, JobDirCorrupt, JobDirError, Spec, abandoned_in
 from gpuschedd.run.launchers.direct import (
     AccountGone,
     Bounds,
@@ -37,6 +29,7 @@ from gpuschedd.run.launchers.direct import (
     LaunchFailed,
     LaunchStorage,
 )
+from gpuschedd.run.tracking import Tracked
 from gpuschedd.supervisor import STORAGE_ERRNOS
 
 log = logging.getLogger(__name__)
@@ -45,28 +38,15 @@ LAUNCH_TIMEOUT_S = 30.0  # from the launch to the supervisor's claim
 ROOM_PAUSE_S = 1.0  # between two tries to write on a full disk
 LEFTOVER_PAUSE_S = 0.2  # between two looks while the processes of a lost supervisor are ended
 DISOBEDIENCE_S = 30.0  # past the grace: then the supervisor itself is stopped
-HINT_BYTES_MAX = 64
 LAUNCH_THREADS = 8
 
-Key = tuple[JobId, int]
 T = TypeVar("T")
-Plan = tuple[Spec, Bounds]
-MakePlan = Callable[[], Awaitable[Plan | None]]
+LaunchPlan = tuple[Spec, Bounds]
+MakePlan = Callable[[], Awaitable[LaunchPlan | None]]
 
-
-@dataclass(frozen=True, slots=True)
-class Sighting:
-    """What was found of one attempt."""
-
-    job_id: JobId
-    attempt: int
-    seen: Observation | None  # None: the directory cannot be read
-    processes_left: bool = False  # asked only when the supervisor is dead
-    launch_error: str | None = None
-    deferred: bool = False  # launch_error is the host's fault
-    account_gone: bool = False  # launch_error is that the job is nobody's any more
-    storage_error: str | None = None
-    detail: str | None = None
+#: Verdicts that are told at once: nothing is left to be done about the attempt here.
+_NEVER_RAN = frozenset({Recovery.REQUEUE, Recovery.CANCELLED})
+_TO_FENCE = frozenset({Recovery.REQUEUE_AFTER_FENCE, Recovery.CANCEL_AFTER_FENCE})
 
 
 class NoRoom(Exception):
@@ -81,41 +61,39 @@ class Runner:
         launcher: Launcher,
         jobs_root: Path,
         instance: str,
-        report: Callable[[Sighting], None],
+        report: Callable[[AttemptReport], None] = lambda _: None,
     ) -> None:
-        self._launcher = launcher
+        """`report` may be set later, before anything is launched or recovered."""
+        self.launcher = launcher
         self._jobs_root = jobs_root
         self._instance = instance
-        self._report = report
-        self._locks: dict[Key, asyncio.Lock] = {}
-        self._pidfds: dict[Key, int] = {}
-        self._claimed: set[Key] = set()  # had a supervisor, whatever the directory says
-        self._supervisors: dict[Key, tuple[int, Supervisor]] = {}
-        self._looking: dict[Key, bool] = {}  # value: look once more afterwards
-        self._uids: dict[Key, int] = {}
+        self.report = report
+        self._attempts: dict[JobKey, Tracked] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._hints: socket.socket | None = None
+        self._hints: HintSocket | None = None
         self._is_closed = False
         self._threads = ThreadPoolExecutor(LAUNCH_THREADS, thread_name_prefix="attempt")
         # Apart, so that a hung PID 1 delays starts and nothing else.
         self._launches = ThreadPoolExecutor(LAUNCH_THREADS, thread_name_prefix="launch")
 
-    # --- orders from the controller -----------------------------------------------------------
+    # --- what the controller decided ----------------------------------------------------------
 
-    def launch(self, key: Key, uid: int, make_plan: MakePlan) -> None:
+    def launch(self, key: JobKey, uid: int, make_plan: MakePlan) -> None:
         """Write the directory and start the supervisor; the plan is None when it is not wanted."""
-        self._uids[key] = uid
-        self._go(self._launch(key, make_plan))
+        self._go(self._launch(self._track(key, uid), make_plan))
 
-    def order(self, key: Key, orders: Orders) -> None:
+    def order(self, key: JobKey, orders: Orders) -> None:
         """Publish new orders and wake the supervisor."""
-        self._go(self._order(key, orders))
+        if (tracked := self._attempts.get(key)) is not None:
+            self._go(self._order(tracked, orders))
 
-    def fence(self, key: Key, orders: Orders) -> None:
+    def fence(self, key: JobKey, orders: Orders) -> None:
         """Take the claim, so that nothing of this attempt runs; else order its end."""
-        self._go(self._fence(key, orders))
+        if (tracked := self._attempts.get(key)) is not None:
+            tracked.cancel_requested = True
+            self._go(self._fence(tracked, orders))
 
-    async def remove_abandoned(self, kept: Collection[Key]) -> None:
+    async def remove_abandoned(self, kept: Collection[JobKey]) -> None:
         """Start-up, before anything is launched: the directories of all other attempts go.
 
         A kill between the commit of an end and the removal leaves one, with the environment in it.
@@ -125,95 +103,67 @@ class Runner:
             log.info("job_dir_removed job=%d attempt=%d", job_dir.job_id, job_dir.attempt)
             await self._remove(job_dir)
 
-    async def recover(self, key: Key, uid: int, orders: Orders, *, ran: bool) -> None:
-        """Find out what became of an attempt while nobody watched; `ran`: the books say it did.
+    async def recover(self, key: JobKey, uid: int, orders: Orders, *, ran: bool) -> None:
+        """Find out what became of an attempt while nobody watched; `ran`: the database says it did.
 
         The start waits for nothing that may take long: what needs room on a full disk, or an end
         of processes that do not end, goes on beside it.
         """
-        self._uids[key] = uid
+        tracked = self._track(key, uid)
+        tracked.ran, tracked.cancel_requested = ran, orders.cancel is not None
         try:
-            await self._recover(key, orders, ran=ran)
+            await self._recover(tracked, orders)
         except NoRoom:
-            self._go(self._recover_with_room(key, orders, ran=ran))
+            self._go(self._recover_with_room(tracked, orders))
 
-    async def _recover_with_room(self, key: Key, orders: Orders, *, ran: bool) -> None:
-        """Again until the disk takes the claim: before that nobody knows whether it may run."""
-        while key in self._uids:
-            await asyncio.sleep(ROOM_PAUSE_S)
-            with suppress(NoRoom):
-                await self._recover(key, orders, ran=ran)
-                return
-
-    def look(self, key: Key) -> None:
+    def look(self, key: JobKey) -> None:
         """Read the directory soon; looks that are asked for meanwhile become one."""
-        if key in self._looking:
-            self._looking[key] = True
+        tracked = self._attempts.get(key)
+        if tracked is None:
             return
-        self._looking[key] = False
-        self._go(self._look_until_quiet(key))
+        if tracked.looking:
+            tracked.look_again = True
+            return
+        tracked.looking = True
+        self._go(self._look_until_quiet(tracked))
 
-    def forget(self, key: Key) -> None:
+    def forget(self, key: JobKey) -> None:
         """The final state is durable: the directory goes."""
-        self._detach(key)
-        self._go(self._forget(key))
+        if (tracked := self._attempts.get(key)) is not None:
+            tracked.over = True
+            tracked.unwatch()
+            self._go(self._forget(tracked))
 
-    def stop_disobedient(self, key: Key) -> None:
+    def stop_disobedient(self, key: JobKey) -> None:
         """A supervisor that did not obey an order in time is ended."""
-        self._go(self._stop(key))
+        if (tracked := self._attempts.get(key)) is not None:
+            self._go(self._stop(tracked))
 
     def supervisors(self) -> dict[int, Supervisor]:
         """The live supervisors by pid."""
-        return dict(self._supervisors.values())
+        return dict(t.supervisor for t in self._attempts.values() if t.supervisor is not None)
+
+    def open_hints(self, path: Path) -> None:
+        """Listen for what supervisors say."""
+        self._hints = HintSocket(path, self.look)
 
     async def close(self) -> None:
         """Stop watching. Jobs and their supervisors live on; their hints wake the next daemon."""
         self._is_closed = True
         if self._hints is not None:
-            asyncio.get_running_loop().remove_reader(self._hints)
             self._hints.close()
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for key in tuple(self._pidfds):
-            self._detach(key)
+        for tracked in self._attempts.values():
+            tracked.unwatch()
         for threads in (self._threads, self._launches):
             threads.shutdown(wait=False, cancel_futures=True)
 
-    # --- hints --------------------------------------------------------------------------------
+    # --- launches -----------------------------------------------------------------------------
 
-    def open_hints(self, path: Path) -> None:
-        """Listen for "ID.ATTEMPT" datagrams: only a wake-up, so what does not read is dropped.
-
-        Bound over its directory: the path of the state may be longer than a socket's address.
-        """
-        path.unlink(missing_ok=True)
-        hints = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-        directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            hints.bind(f"/proc/self/fd/{directory}/{path.name}")
-        finally:
-            os.close(directory)
-        os.chmod(path, 0o600)
-        asyncio.get_running_loop().add_reader(hints, self._take_hints, hints)
-        self._hints = hints
-
-    def _take_hints(self, hints: socket.socket) -> None:
-        while True:
-            try:
-                content = hints.recv(HINT_BYTES_MAX)
-            except (BlockingIOError, InterruptedError):
-                return
-            job_id, dot, attempt = content.decode("ascii", "replace").partition(".")
-            if dot and job_id.isdecimal() and attempt.isdecimal():
-                key = (JobId(int(job_id)), int(attempt))
-                if key in self._uids:
-                    self.look(key)
-
-    # --- one attempt --------------------------------------------------------------------------
-
-    async def _launch(self, key: Key, make_plan: MakePlan) -> None:
-        async with self._lock(key):
+    async def _launch(self, tracked: Tracked, make_plan: MakePlan) -> None:
+        async with tracked.lock:
             error: LaunchFailed | None = None
             try:
                 made = await make_plan()
@@ -225,14 +175,14 @@ class Runner:
                 error = failure
             except Exception as bug:
                 # Nobody else would look at the attempt again: it goes the way of failed launches.
-                log.exception("launch_broke job=%d attempt=%d", *key)
+                log.exception("launch_broke job=%d attempt=%d", *tracked.key)
                 error = LaunchFailed(f"{type(bug).__name__}: {bug}")
             if error is not None:
-                await self._launch_failed(key, error)
+                await self._launch_failed(tracked, error)
                 return
-        self.look(key)
+        self.look(tracked.key)
         loop = asyncio.get_running_loop()
-        loop.call_later(LAUNCH_TIMEOUT_S, self._check_claimed, key)
+        loop.call_later(LAUNCH_TIMEOUT_S, self._check_claimed, tracked)
 
     def _create_and_launch(self, spec: Spec, bounds: Bounds) -> None:
         try:
@@ -241,19 +191,22 @@ class Runner:
             number = error.errno if isinstance(error, OSError) else None
             kind = LaunchStorage if number in STORAGE_ERRNOS else LaunchFailed
             raise kind(f"the job directory cannot be written: {error}") from error
-        self._launcher.launch(job_dir, bounds)
+        self.launcher.launch(job_dir, bounds)
 
-    async def _launch_failed(self, key: Key, error: LaunchFailed) -> None:
+    async def _launch_failed(self, tracked: Tracked, error: LaunchFailed) -> None:
         """Nothing of it may start later: fence it, or remove what the full disk took of it."""
-        log.warning("launch_failed job=%d attempt=%d error=%s", *key, error)
+        log.warning("launch_failed job=%d attempt=%d error=%s", *tracked.key, error)
         if isinstance(error, LaunchStorage):
-            await self._in_thread(lambda: self._remove_unstarted(key))
-            self._report(Sighting(*key, seen=None, storage_error=str(error)))
+            await self._in_thread(lambda: self._remove_unstarted(tracked.key))
+            self.report(AttemptReport(*tracked.key, seen=None, storage_error=str(error)))
             return
-        seen = await self._fenced(key)
-        self._report(
-            Sighting(
-                *key,
+        seen = await self._fenced(tracked)
+        if seen is not None and self._verdict(tracked, seen) not in _NEVER_RAN:
+            self.look(tracked.key)  # a supervisor came through all the same
+            return
+        self.report(
+            AttemptReport(
+                *tracked.key,
                 seen=seen,
                 launch_error=str(error),
                 deferred=isinstance(error, LaunchDeferred),
@@ -261,40 +214,42 @@ class Runner:
             )
         )
 
-    def _remove_unstarted(self, key: Key) -> None:
+    def _remove_unstarted(self, key: JobKey) -> None:
         """The launching process ended without a claim: nobody will look for the directory."""
         try:
             JobDir.open(self._jobs_root, *key).remove()
         except (OSError, JobDirError) as error:
             log.warning("job_dir_left job=%d attempt=%d error=%s", *key, error)
 
-    def _check_claimed(self, key: Key) -> None:
+    def _check_claimed(self, tracked: Tracked) -> None:
         """The launch time-out: an attempt that nobody claimed is fenced."""
-        if key in self._uids and key not in self._pidfds:
-            self._go(self._time_out(key))
+        if self._is_tracked(tracked) and tracked.pidfd is None:
+            self._go(self._time_out(tracked))
 
-    async def _time_out(self, key: Key) -> None:
-        async with self._lock(key):
-            seen = await self._fenced(key)
+    async def _time_out(self, tracked: Tracked) -> None:
+        async with tracked.lock:
+            seen = await self._fenced(tracked)
         if seen is not None and seen.claim is not None and seen.claim.by == "supervisor":
-            self.look(key)
+            self.look(tracked.key)
             return
         error = f"no supervisor within {LAUNCH_TIMEOUT_S:.0f} s"
-        self._report(Sighting(*key, seen=seen, launch_error=error))
+        self.report(AttemptReport(*tracked.key, seen=seen, launch_error=error))
 
-    async def _fenced(self, key: Key) -> Observation | None:
+    # --- the claim ----------------------------------------------------------------------------
+
+    async def _fenced(self, tracked: Tracked) -> Observation | None:
         """Take the claim if it is free; what stands afterwards. None: not even that is possible.
 
-        A full disk, or no descriptor left, only delays it: who gave up here could not say that
-        nothing starts later.
+        A full disk, or no descriptor left, only delays it: giving up here would leave open whether
+        anything starts later.
         """
-        while key in self._uids:
+        while self._is_tracked(tracked):
             with suppress(NoRoom):
-                return await self._in_thread(lambda: self._fence_once(key))
+                return await self._in_thread(lambda: self._fence_once(tracked.key))
             await asyncio.sleep(ROOM_PAUSE_S)
         return None
 
-    def _fence_once(self, key: Key) -> Observation | None:
+    def _fence_once(self, key: JobKey) -> Observation | None:
         """The same. Raises NoRoom."""
         job_dir = JobDir.open(self._jobs_root, *key)
         try:
@@ -306,178 +261,196 @@ class Runner:
                 raise NoRoom(str(error)) from error
             return None
 
-    async def _order(self, key: Key, orders: Orders) -> None:
-        async with self._lock(key):
-            await self._publish(key, orders)
-        self.look(key)
+    async def _fence(self, tracked: Tracked, orders: Orders) -> None:
+        async with tracked.lock:
+            seen = await self._fenced(tracked)
+            is_ours = seen is not None and self._verdict(tracked, seen) in _NEVER_RAN
+            if not is_ours:
+                await self._publish(tracked, orders)
+        if is_ours:
+            self.report(AttemptReport(*tracked.key, seen=seen))
+        else:
+            self.look(tracked.key)
 
-    async def _publish(self, key: Key, orders: Orders) -> None:
+    # --- orders -------------------------------------------------------------------------------
+
+    async def _order(self, tracked: Tracked, orders: Orders) -> None:
+        async with tracked.lock:
+            await self._publish(tracked, orders)
+        self.look(tracked.key)
+
+    async def _publish(self, tracked: Tracked, orders: Orders) -> None:
         """Write and wake. A full disk is no reason to forget: done again until it works."""
-        job_dir = JobDir.open(self._jobs_root, *key)
-        while key in self._uids:
+        job_dir = JobDir.open(self._jobs_root, *tracked.key)
+        while self._is_tracked(tracked):
             try:
                 await self._in_thread(lambda: job_dir.write_orders(orders))
-                pidfd = await self._attach(key)
+                pidfd = await self._attach(tracked)
             except FileNotFoundError:
                 return  # the attempt is over
             except OSError as error:
-                log.warning("orders_failed job=%d attempt=%d error=%s", *key, error)
+                log.warning("orders_failed job=%d attempt=%d error=%s", *tracked.key, error)
                 await asyncio.sleep(ROOM_PAUSE_S)
             else:
                 if pidfd is not None:
-                    self._launcher.wake(pidfd)
+                    self.launcher.wake(pidfd)
                 return
 
-    async def _fence(self, key: Key, orders: Orders) -> None:
-        async with self._lock(key):
-            seen = await self._fenced(key)
-            if seen is None or (seen.claim is not None and seen.claim.by == "supervisor"):
-                await self._publish(key, orders)
-                seen = None
-        if seen is None:
-            self.look(key)
-        else:
-            self._report(Sighting(*key, seen=seen))
+    # --- start-up -----------------------------------------------------------------------------
 
-    async def _recover(self, key: Key, orders: Orders, *, ran: bool) -> None:
+    async def _recover(self, tracked: Tracked, orders: Orders) -> None:
         """Start-up: fence what nobody claimed, write the orders again for what lives.
 
         Raises NoRoom.
         """
-        async with self._lock(key):
-            seen = await self._in_thread(lambda: self._fence_once(key))
-            lives = await self._attach(key) is not None
-        if lives:
-            self._go(self._order(key, orders))
-        elif seen is None or (seen.claim is not None and seen.claim.by == "supervisor"):
-            self.look(key)
-        elif ran and await self._end_leftovers(key, seen.started):
-            self._go(self._report_unclaimed(key, seen))
+        async with tracked.lock:
+            seen = await self._in_thread(lambda: self._observe_fenced(tracked))
+            verdict = None if seen is None else self._verdict(tracked, seen)
+            try:
+                is_adopted = verdict is Recovery.ADOPT and await self._attach(tracked) is not None
+            except OSError as error:  # no descriptor was left
+                raise NoRoom(str(error)) from error
+        if is_adopted:
+            self._go(self._order(tracked, orders))
+        elif verdict in _NEVER_RAN:
+            detail = "found unclaimed at start-up"
+            self.report(AttemptReport(*tracked.key, seen=seen, detail=detail))
         else:
-            self._report(_unclaimed(key, seen))
+            self.look(tracked.key)
 
-    async def _report_unclaimed(self, key: Key, seen: Observation) -> None:
-        """Its processes outlived its directory: its GPUs are free when the last one is gone."""
-        while await self._end_leftovers(key, seen.started):
-            await asyncio.sleep(LEFTOVER_PAUSE_S)
-        self._report(_unclaimed(key, seen))
+    def _observe_fenced(self, tracked: Tracked) -> Observation | None:
+        """A look, and another after the claim was taken where the first one asks for that."""
+        job_dir = JobDir.open(self._jobs_root, *tracked.key)
+        try:
+            seen = job_dir.observe()
+        except JobDirCorrupt:
+            return None
+        except OSError as error:
+            raise NoRoom(str(error)) from error
+        if self._verdict(tracked, seen) in _TO_FENCE:
+            return self._fence_once(tracked.key)
+        return seen
 
-    async def _look_until_quiet(self, key: Key) -> None:
+    async def _recover_with_room(self, tracked: Tracked, orders: Orders) -> None:
+        """Again until the disk takes the claim: before that nobody knows whether it may run."""
+        while self._is_tracked(tracked):
+            await asyncio.sleep(ROOM_PAUSE_S)
+            with suppress(NoRoom):
+                await self._recover(tracked, orders)
+                return
+
+    # --- looks --------------------------------------------------------------------------------
+
+    async def _look_until_quiet(self, tracked: Tracked) -> None:
         """Look, and once more if somebody asked meanwhile."""
         try:
-            await self._look_once(key)
-            while self._looking.get(key):
-                self._looking[key] = False
-                await self._look_once(key)
+            await self._look_once(tracked)
+            while tracked.look_again:
+                tracked.look_again = False
+                await self._look_once(tracked)
         finally:
-            self._looking.pop(key, None)
+            tracked.looking = False
 
-    async def _look_once(self, key: Key) -> None:
+    async def _look_once(self, tracked: Tracked) -> None:
         """Look until there is no more to be found out for now.
 
         Nobody else would look: what the host has no room for is tried again.
         """
-        while key in self._uids:
+        while self._is_tracked(tracked):
             try:
-                if not await self._take_look(key):
+                if not await self._take_look(tracked):
                     return
             except OSError as error:
-                log.warning("look_failed job=%d attempt=%d error=%s", *key, error)
+                log.warning("look_failed job=%d attempt=%d error=%s", *tracked.key, error)
                 await asyncio.sleep(ROOM_PAUSE_S)
 
-    async def _take_look(self, key: Key) -> bool:
-        """Read the directory; where the supervisor is dead, end what it left behind.
-
-        Whether to look once more.
-        """
+    async def _take_look(self, tracked: Tracked) -> bool:
+        """Read the directory and carry out what follows. Whether to look once more."""
+        seen: Observation | None = None
+        problem = None
         try:
-            seen = await self._in_thread(JobDir.open(self._jobs_root, *key).observe)
+            seen = await self._in_thread(JobDir.open(self._jobs_root, *tracked.key).observe)
         except JobDirCorrupt as error:
-            await self._end_unreadable(key, str(error))
-            return False
-        except FileNotFoundError:
-            return False  # not written yet, or gone
-        if seen.claim is None and key in self._claimed:
-            if key not in self._pidfds:
-                await self._end_unreadable(key, "its job directory is gone")
-            return False
-        if seen.exit is not None or not await self._is_orphan(key, seen):
-            self._report(Sighting(*key, seen=seen))
-            return False
-        left = await self._end_leftovers(key, seen.started)
-        if seen.supervisor_alive:
+            problem = str(error)
+        if seen is not None and seen.claim is None:
+            if not tracked.claimed or tracked.pidfd is not None:
+                return False  # its launch is under way, with a time-out; or its supervisor lives
+            seen, problem = None, "its job directory is gone"
+        if problem is not None:
+            log.error("job_dir_unreadable job=%d attempt=%d error=%s", *tracked.key, problem)
+        verdict = self._verdict(tracked, seen)
+        if verdict is Recovery.ADOPT and await self._attach(tracked) is None:
             return True  # it died between the two looks
-        self._report(Sighting(*key, seen=seen, processes_left=left))
+        left = False
+        if verdict is Recovery.WAIT_FOR_PROCESSES or verdict in _NEVER_RAN:
+            # Also where nothing of the user's ran: the set-up of a dead supervisor may hang on.
+            left = await self._end_leftovers(tracked, seen)
+        if seen is not None or not left:
+            report = AttemptReport(*tracked.key, seen=seen, processes_left=left, detail=problem)
+            self.report(report)
         if left:
             await asyncio.sleep(LEFTOVER_PAUSE_S)
         return left
 
-    async def _end_unreadable(self, key: Key, text: str) -> None:
-        """Nobody can say what is in the directory: its GPUs are free when no process is left."""
-        log.error("job_dir_unreadable job=%d attempt=%d error=%s", *key, text)
-        while await self._end_leftovers(key, None):
-            await asyncio.sleep(LEFTOVER_PAUSE_S)
-        self._report(Sighting(*key, seen=None, detail=text))
+    def _verdict(self, tracked: Tracked, seen: Observation | None) -> Recovery:
+        """By the table; processes count as left until somebody has looked for them."""
+        facts = facts_of(
+            seen,
+            ran=tracked.ran,
+            cancel_requested=tracked.cancel_requested,
+            processes_left=True,
+        )
+        return recover(facts)
 
-    async def _is_orphan(self, key: Key, seen: Observation) -> bool:
-        """Claimed by a supervisor that is dead; one that lives is watched from now on."""
-        if seen.claim is None or seen.claim.by != "supervisor":
-            return False
-        return await self._attach(key) is None
-
-    async def _end_leftovers(self, key: Key, started: Started | None) -> bool:
+    async def _end_leftovers(self, tracked: Tracked, seen: Observation | None) -> bool:
         """End the processes of an attempt without supervisor; True while some are left."""
-        uid = self._uids.get(key)
-        if uid is None:
-            return False  # forgotten meanwhile: its end is in the books
+        if not self._is_tracked(tracked):
+            return False  # forgotten meanwhile: its end is on record
+        started = None if seen is None else seen.started
         left = await self._in_thread(
-            lambda: self._launcher.kill_leftovers(*key, self._instance, uid, started)
+            lambda: self.launcher.kill_leftovers(*tracked.key, self._instance, tracked.uid, started)
         )
         return bool(left)
 
-    async def _attach(self, key: Key) -> int | None:
+    # --- the supervisor -----------------------------------------------------------------------
+
+    async def _attach(self, tracked: Tracked) -> int | None:
         """Watch the supervisor's pidfd; None when it is dead or there is none.
 
         A claim that cannot be understood is for a look to judge.
         """
-        if key in self._pidfds:
-            return self._pidfds[key]
+        if tracked.pidfd is not None:
+            return tracked.pidfd
         try:
-            claim = await self._in_thread(JobDir.open(self._jobs_root, *key).claim)
+            claim = await self._in_thread(JobDir.open(self._jobs_root, *tracked.key).claim)
         except JobDirCorrupt:
             return None
         if claim is None or claim.by != "supervisor":
             return None
-        pidfd = await self._in_thread(lambda: self._launcher.attach(claim))
+        pidfd = await self._in_thread(lambda: self.launcher.attach(claim))
         if pidfd is None:
             return None
-        if key in self._pidfds or key not in self._uids:
+        if tracked.pidfd is not None or not self._is_tracked(tracked):
             os.close(pidfd)
-            return self._pidfds.get(key)
-        self._pidfds[key] = pidfd
-        self._claimed.add(key)
-        self._supervisors[key] = (claim.pid, Supervisor(key[0], claim.start_ticks, key[1]))
-        asyncio.get_running_loop().add_reader(pidfd, self._supervisor_ended, key)
+            return tracked.pidfd
+        tracked.watch(pidfd, claim, lambda: self._supervisor_ended(tracked))
         return pidfd
 
-    def _supervisor_ended(self, key: Key) -> None:
-        self._detach(key)
-        self.look(key)
+    def _supervisor_ended(self, tracked: Tracked) -> None:
+        tracked.unwatch()
+        self.look(tracked.key)
 
-    def _detach(self, key: Key) -> None:
-        pidfd = self._pidfds.pop(key, None)
-        self._supervisors.pop(key, None)
-        if pidfd is not None:
-            asyncio.get_running_loop().remove_reader(pidfd)
-            os.close(pidfd)
+    async def _stop(self, tracked: Tracked) -> None:
+        claim = await self._in_thread(JobDir.open(self._jobs_root, *tracked.key).claim)
+        if claim is not None and self._is_tracked(tracked):
+            log.warning("supervisor_stopped job=%d attempt=%d", *tracked.key)
+            await self._in_thread(lambda: self.launcher.stop(claim))
 
-    async def _forget(self, key: Key) -> None:
-        async with self._lock(key):
-            self._uids.pop(key, None)
-            self._claimed.discard(key)
-            self._detach(key)
-            await self._remove(JobDir.open(self._jobs_root, *key))
-        self._locks.pop(key, None)
+    async def _forget(self, tracked: Tracked) -> None:
+        async with tracked.lock:
+            await self._remove(JobDir.open(self._jobs_root, *tracked.key))
+            if self._attempts.get(tracked.key) is tracked:
+                del self._attempts[tracked.key]
 
     async def _remove(self, job_dir: JobDir) -> None:
         try:
@@ -486,16 +459,17 @@ class Runner:
             key = (job_dir.job_id, job_dir.attempt)
             log.warning("job_dir_left job=%d attempt=%d error=%s", *key, error)
 
-    async def _stop(self, key: Key) -> None:
-        claim = await self._in_thread(JobDir.open(self._jobs_root, *key).claim)
-        if claim is not None and key in self._uids:
-            log.warning("supervisor_stopped job=%d attempt=%d", *key)
-            await self._in_thread(lambda: self._launcher.stop(claim))
-
     # --- helpers ------------------------------------------------------------------------------
 
-    def _lock(self, key: Key) -> asyncio.Lock:
-        return self._locks.setdefault(key, asyncio.Lock())
+    def _track(self, key: JobKey, uid: int) -> Tracked:
+        """One whose number is given again waits until the first one's directory is gone."""
+        before = self._attempts.get(key)
+        lock = before.lock if before is not None else asyncio.Lock()
+        tracked = self._attempts[key] = Tracked(key, uid, lock)
+        return tracked
+
+    def _is_tracked(self, tracked: Tracked) -> bool:
+        return not tracked.over
 
     def _go(self, work: Coroutine[Any, Any, None]) -> None:
         if self._is_closed:
@@ -512,7 +486,3 @@ class Runner:
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
-
-
-def _unclaimed(key: Key, seen: Observation) -> Sighting:
-    return Sighting(*key, seen=seen, detail="found unclaimed at start-up")

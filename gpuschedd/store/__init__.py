@@ -1,3 +1,3 @@
 """The accounting database: all SQL is here."""
 
-from gpuschedd.store.database import Store as Store
+from gpuschedd.store.writer import Store as Store

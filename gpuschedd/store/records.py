@@ -6,17 +6,16 @@ those ending in `_at_s` Unix time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from gpusched_client.terms import GpuUuid, JobId
 from gpuschedd.core.job import Job
-from gpuschedd.gpu.health import Remembered
-from gpuschedd.gpu.metering import GpuUse
 from gpuschedd.system.clock import ClockMark
 
 BRIEF_WORDS_MAX, BRIEF_BYTES_MAX = 64, 1_024
+RECENT_SUBMISSIONS_MAX = 100_000  # kept in memory; older ones are in the database only
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,3 +209,37 @@ class Loaded:
     health: Mapping[GpuUuid, Remembered]
     last_event_id: int
     submissions: tuple[Submission, ...]  # the newest RECENT_SUBMISSIONS_MAX, oldest first
+
+
+@dataclass(frozen=True, slots=True)
+class GpuUse:
+    """What one attempt used of one GPU. `peak_upper_bytes`: the peak lies between both.
+
+    `peak_source`: "driver" (its accounts), "sampled", "device" (difference), "none".
+    """
+
+    job_id: int
+    attempt: int
+    gpu_uuid: GpuUuid
+    peak_bytes: int | None = None
+    peak_upper_bytes: int | None = None
+    peak_source: str = "none"
+    utilization: float | None = None  # percent, average while observed
+    energy_j: float | None = None  # shared with the other jobs of the GPU in equal parts
+    observed_s: float = 0.0
+
+
+def peak_of(uses: Iterable[GpuUse]) -> int | None:
+    """The largest peak over the GPUs: VRAM is declared per GPU."""
+    return max((use.peak_bytes for use in uses if use.peak_bytes is not None), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """What must outlive the daemon, lest a restart undo an admin's word or count errors twice.
+
+    `pardoned`: conditions that an admin has overruled, sorted; `errors_seen`: uncorrectable ones.
+    """
+
+    pardoned: tuple[str, ...] = ()
+    errors_seen: int = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from gpusched_client.terms import Launch
 from gpuschedd.system.state_dir import Unusable
 
 SYSTEMD, INIT = Path("/run/systemd/system"), Path("/proc/1/stat")
@@ -13,9 +14,9 @@ SYSTEMD, INIT = Path("/run/systemd/system"), Path("/proc/1/stat")
 DIRECT_CAPABILITIES = {"CAP_KILL": 5, "CAP_SETGID": 6, "CAP_SETUID": 7, "CAP_SYS_PTRACE": 19}
 
 
-def check_launch(launch: str, *, is_system: bool, state_dir: Path) -> None:
+def check_launch(launch: Launch, *, is_system: bool, state_dir: Path) -> None:
     """Refuse a way of starting jobs that this process cannot go. Raises Unusable."""
-    if launch == "pid1":
+    if launch is Launch.PID1:
         if not is_system:
             raise Unusable("--launch=pid1 is for --system; leave it out")
         if not SYSTEMD.is_dir():

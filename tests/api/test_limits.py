@@ -10,9 +10,9 @@ import pytest
 from gpusched_client.errors import LimitReached
 from gpusched_client.wire.fields import Flaw
 from gpuschedd.api import limits as budget
-from gpuschedd.api.limits import Budget, cost_of
-from gpuschedd.store import readers as reads
-from gpuschedd.store.readers import Reads
+from gpuschedd.api import readers as reads
+from gpuschedd.api.limits import RequestBudget, cost_of
+from gpuschedd.api.readers import FairReader
 
 ALICE, BOB = 3001, 3002
 
@@ -45,40 +45,40 @@ def test_what_is_no_map_costs_as_the_least(params: object) -> None:
 
 
 def test_alone_nobody_waits(clock: list[float]) -> None:
-    found = Budget(100.0, is_shared=True)
+    found = RequestBudget(100.0, is_shared=True)
     found.charge(ALICE, 1e6)
-    assert found.owed_s(ALICE) == 0.0
+    assert found.debt_s(ALICE) == 0.0
     assert clock
 
 
 def test_who_took_more_than_a_second_s_worth_waits_while_others_are_active(
     clock: list[float],
 ) -> None:
-    found = Budget(100.0, is_shared=True)
+    found = RequestBudget(100.0, is_shared=True)
     found.charge(ALICE, 150.0)
     found.charge(BOB, 1.0)
-    assert found.owed_s(ALICE) == pytest.approx(0.51)
-    assert found.owed_s(BOB) == 0.0
+    assert found.debt_s(ALICE) == pytest.approx(0.51)
+    assert found.debt_s(BOB) == 0.0
     clock[0] += 0.6
-    assert found.owed_s(ALICE) == 0.0
+    assert found.debt_s(ALICE) == 0.0
 
 
 def test_what_was_taken_alone_is_not_held_against_anybody_for_long(clock: list[float]) -> None:
-    found = Budget(100.0, is_shared=True)
+    found = RequestBudget(100.0, is_shared=True)
     found.charge(ALICE, 1e6)
     found.charge(BOB, 1.0)
-    assert found.owed_s(ALICE) <= budget.ACTIVE_S
+    assert found.debt_s(ALICE) <= budget.ACTIVE_S
     clock[0] += 1.1
-    assert found.owed_s(ALICE) == 0.0
+    assert found.debt_s(ALICE) == 0.0
 
 
 def test_root_and_a_daemon_of_one_user_wait_for_nobody(clock: list[float]) -> None:
-    shared, own = Budget(1.0, is_shared=True), Budget(1.0, is_shared=False)
+    shared, own = RequestBudget(1.0, is_shared=True), RequestBudget(1.0, is_shared=False)
     for found in (shared, own):
         for uid in (0, ALICE, BOB):
             found.charge(uid, 1e6)
-    assert shared.owed_s(0) == own.owed_s(ALICE) == 0.0
-    assert shared.owed_s(ALICE) > 0
+    assert shared.debt_s(0) == own.debt_s(ALICE) == 0.0
+    assert shared.debt_s(ALICE) > 0
     assert clock
 
 
@@ -87,7 +87,7 @@ def test_reads_go_round_among_the_users() -> None:
     order: list[str] = []
 
     async def run() -> None:
-        found = Reads(Books())  # type: ignore[arg-type]
+        found = FairReader(Books())  # type: ignore[arg-type]
         asked = [found.ask(ALICE, lambda _: order.append("alice")) for _ in range(10)]
         asked.append(found.ask(BOB, lambda _: order.append("bob")))
         await asyncio.gather(*asked)
@@ -100,7 +100,7 @@ def test_reads_go_round_among_the_users() -> None:
 
 def test_a_question_that_fails_or_is_given_up_holds_up_nobody() -> None:
     async def run() -> list[Any]:
-        found = Reads(Books())  # type: ignore[arg-type]
+        found = FairReader(Books())  # type: ignore[arg-type]
 
         def fail(_: object) -> None:
             raise KeyError("gone")
@@ -119,10 +119,10 @@ def test_a_question_that_fails_or_is_given_up_holds_up_nobody() -> None:
 
 
 def test_a_thousand_questions_of_one_user_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reads, "WAITING_PER_UID_MAX", 3)
+    monkeypatch.setattr(reads, "QUESTIONS_PER_UID_MAX", 3)
 
     async def run() -> list[Any]:
-        found = Reads(Books())  # type: ignore[arg-type]
+        found = FairReader(Books())  # type: ignore[arg-type]
         asked = [found.ask(ALICE, lambda _: 1) for _ in range(9)]
         results = await asyncio.gather(*asked, return_exceptions=True)
         found.close()

@@ -16,9 +16,12 @@ from typing import Any
 import msgpack
 import pytest
 
+from gpusched_client.wire.catalog import METHODS
 from gpusched_client.wire.submit_messages import SubmitResult
-from gpuschedd.api.limits import Budget
-from gpuschedd.api.server import LINGER_S, Server
+from gpuschedd.api import methods
+from gpuschedd.api.limits import LINGER_S, Connections, RequestBudget
+from gpuschedd.api.registry import unhandled
+from gpuschedd.api.server import Server
 from tests.support.daemon import DaemonProcess, until
 
 JOB = {"argv": ["true"], "cwd": "/", "environment": {}, "gpus": 0, "output": "/dev/null"}
@@ -76,6 +79,12 @@ def test_a_request_needs_no_more_than_a_command_and_where(daemon: DaemonProcess)
     assert ended[3]["jobs"][0]["exit_code"] == 0
     names = (daemon.work_dir / f"gsub-{job_id}.out").read_text().split()
     assert {"CUDA_VISIBLE_DEVICES", "GPUSCHED_JOB_ID"} <= set(names)
+
+
+def test_every_method_has_a_handler() -> None:
+    """What the wire declares, the daemon answers."""
+    methods.load()
+    assert unhandled(METHODS.values()) == []
 
 
 @pytest.mark.parametrize(
@@ -217,8 +226,8 @@ def test_it_is_answered_also_where_the_disk_takes_its_time(tmp_path: Path) -> No
 
     async def told() -> bytes:
         handlers: Any = Slow()
-        budget = Budget(1_000.0, is_shared=False)
-        server = Server(handlers, connections_per_uid=9, connections_all=99, budget=budget)
+        budget = RequestBudget(1_000.0, is_shared=False)
+        server = Server(handlers, Connections(9, 99), budget)
         with socket.socket(socket.AF_UNIX) as listening:
             listening.bind(str(tmp_path / "s"))
             await server.listen(listening)
@@ -250,7 +259,7 @@ class Prompt:
         return SubmitResult(job_ids=())
 
 
-class Charges(Budget):
+class Charges(RequestBudget):
     """A budget that counts what was charged."""
 
     charged = 0.0
@@ -268,7 +277,7 @@ def _busy_and_other(place: Path, flood: bytes) -> tuple[Prompt, float, float]:
     budget = Charges(1_000.0, is_shared=False)
 
     async def ask() -> float:
-        server = Server(handlers, connections_per_uid=9, connections_all=99, budget=budget)
+        server = Server(handlers, Connections(9, 99), budget)
         with socket.socket(socket.AF_UNIX) as listening:
             listening.bind(str(place / "s"))
             await server.listen(listening)

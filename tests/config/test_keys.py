@@ -13,11 +13,13 @@ from click.testing import CliRunner
 
 from gpusched_client import paths
 from gpuschedd.cli import cli
-from gpuschedd.config import keys as config
+from gpuschedd.config import toml as config_file
+from gpuschedd.config.keys import Config
+from gpuschedd.config.toml import ConfigError, changed_keys, place_warning, toml_name, with_limits
 from gpuschedd.daemon import SYSTEM_DEFAULT_LIMIT_S, SYSTEM_MAX_LIMIT_S
 
 EXAMPLE = Path(__file__).parents[2] / "systemd" / "config.example.toml"
-SYSTEM = config.with_limits(config.Config(), SYSTEM_DEFAULT_LIMIT_S, SYSTEM_MAX_LIMIT_S)
+SYSTEM = with_limits(Config(), SYSTEM_DEFAULT_LIMIT_S, SYSTEM_MAX_LIMIT_S)
 
 
 def keys(section: Any, prefix: str = "") -> list[str]:
@@ -25,7 +27,7 @@ def keys(section: Any, prefix: str = "") -> list[str]:
     found = []
     for item in fields(section):
         value = getattr(section, item.name)
-        name = prefix + config.toml_name(item.name)
+        name = prefix + toml_name(item.name)
         if is_dataclass(value):
             found += keys(value, f"{name}.")
         elif name not in ("shares", "billing", "limits.users"):
@@ -45,7 +47,7 @@ def write(tmp_path: Path, text: str) -> Path:
 
 
 def test_the_example_as_shipped_changes_nothing(tmp_path: Path) -> None:
-    assert config.load(write(tmp_path, EXAMPLE.read_text()), base=SYSTEM) == SYSTEM
+    assert config_file.load(write(tmp_path, EXAMPLE.read_text()), base=SYSTEM) == SYSTEM
 
 
 def test_the_example_shows_every_key_at_its_default(tmp_path: Path) -> None:
@@ -58,9 +60,9 @@ def test_the_example_shows_every_key_at_its_default(tmp_path: Path) -> None:
         elif match := re.match(r"(\w+) =", line):
             shown.add(table + match[1])
     assert set(keys(SYSTEM)) <= shown
-    found = config.load(write(tmp_path, text), base=SYSTEM)
+    found = config_file.load(write(tmp_path, text), base=SYSTEM)
     told_apart = {"shares", "billing", "limits.users", "scheduling.max_cpu_jobs"}
-    assert set(config.changed_keys(SYSTEM, found)) <= told_apart
+    assert set(changed_keys(SYSTEM, found)) <= told_apart
 
 
 @pytest.mark.parametrize(
@@ -83,8 +85,8 @@ def test_the_example_shows_every_key_at_its_default(tmp_path: Path) -> None:
     ],
 )
 def test_a_mistake_is_named_with_its_line_and_cure(tmp_path: Path, text: str, words: str) -> None:
-    with pytest.raises(config.ConfigError, match=words):
-        config.load(write(tmp_path, text))
+    with pytest.raises(ConfigError, match=words):
+        config_file.load(write(tmp_path, text))
 
 
 def test_a_user_s_own_limits_come_before_those_of_a_group(tmp_path: Path) -> None:
@@ -92,7 +94,7 @@ def test_a_user_s_own_limits_come_before_those_of_a_group(tmp_path: Path) -> Non
         "[limits]\nmax_gpus = 4\nmax_jobs = 9\n[limits.alice]\nmax_gpus = 'unlimited'\n"
         "[limits.'@students']\nmax_gpus = 1\nqueued_jobs = 5\n"
     )
-    limits = config.load(write(tmp_path, text)).limits
+    limits = config_file.load(write(tmp_path, text)).limits
     alice, bob, carol = (
         limits.of("alice", ["students"]),
         limits.of("bob", ["students"]),
@@ -106,36 +108,36 @@ def test_a_user_s_own_limits_come_before_those_of_a_group(tmp_path: Path) -> Non
 def test_a_file_that_others_may_write_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path, "private = true\n")
     path.chmod(0o664)
-    with pytest.raises(config.ConfigError, match="others may write it"):
-        config.load(path, others_may=0o055)
-    assert config.load(path, others_may=0o075).private  # a user's own group, in user mode
+    with pytest.raises(ConfigError, match="others may write it"):
+        config_file.load(path, others_may=0o055)
+    assert config_file.load(path, others_may=0o075).private  # a user's own group, in user mode
     path.chmod(0o606)
-    with pytest.raises(config.ConfigError, match="chmod go-w"):
-        config.load(path, others_may=0o075)
+    with pytest.raises(ConfigError, match="chmod go-w"):
+        config_file.load(path, others_may=0o075)
 
 
 @pytest.mark.root
 def test_a_file_of_another_owner_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path, "private = true\n")
     os.chown(path, 12345, 12345)
-    with pytest.raises(config.ConfigError, match="belongs to uid 12345"):
-        config.load(path, others_may=0o055)
+    with pytest.raises(ConfigError, match="belongs to uid 12345"):
+        config_file.load(path, others_may=0o055)
 
 
 def test_a_directory_that_others_may_write_is_pointed_out(tmp_path: Path) -> None:
     """They could put another file there; one with the sticky bit keeps them from it."""
     path = write(tmp_path, "private = true\n")
-    assert config.place_warning(path) is None
+    assert place_warning(path) is None
     tmp_path.chmod(0o777)
-    assert f"chmod go-w {tmp_path}" in (config.place_warning(path) or "")
+    assert f"chmod go-w {tmp_path}" in (place_warning(path) or "")
     tmp_path.chmod(0o1777)
-    assert config.place_warning(path) is None
+    assert place_warning(path) is None
 
 
 def test_a_fifo_in_place_of_the_file_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "config.toml")
-    with pytest.raises(config.ConfigError, match="is no file"):
-        config.load(tmp_path / "config.toml")
+    with pytest.raises(ConfigError, match="is no file"):
+        config_file.load(tmp_path / "config.toml")
 
 
 @pytest.mark.parametrize(
@@ -152,20 +154,20 @@ def test_a_fifo_in_place_of_the_file_is_not_waited_for(tmp_path: Path) -> None:
 def test_durations_that_would_stop_or_spin_the_daemon_are_refused(
     tmp_path: Path, text: str
 ) -> None:
-    with pytest.raises(config.ConfigError, match=r"config.toml:1: .* must be"):
-        config.load(write(tmp_path, text))
+    with pytest.raises(ConfigError, match=r"config.toml:1: .* must be"):
+        config_file.load(write(tmp_path, text))
 
 
 def test_the_default_limit_is_no_longer_than_the_longest(tmp_path: Path) -> None:
     """Who lowers the longest alone would refuse every job without --time."""
-    found = config.load(write(tmp_path, '[scheduling]\nmax_time_limit = "4h"\n'), base=SYSTEM)
+    found = config_file.load(write(tmp_path, '[scheduling]\nmax_time_limit = "4h"\n'), base=SYSTEM)
     assert found.scheduling.usual_time_limit_s == 4 * 3600.0
     assert SYSTEM.scheduling.usual_time_limit_s == SYSTEM_DEFAULT_LIMIT_S
-    assert config.Config().scheduling.usual_time_limit_s is None
+    assert Config().scheduling.usual_time_limit_s is None
 
 
 def test_a_missing_file_is_an_empty_one(tmp_path: Path) -> None:
-    assert config.load(tmp_path / "none", others_may=0o055) == config.Config()
+    assert config_file.load(tmp_path / "none", others_may=0o055) == Config()
 
 
 def test_check_config_answers_as_the_daemon_would(tmp_path: Path) -> None:

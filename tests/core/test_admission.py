@@ -9,7 +9,6 @@ import pytest
 from gpusched_client.errors import Infeasible, Invalid
 from gpuschedd.core.admission import admit, seen
 from gpuschedd.core.model import (
-    DAY_S,
     GIB,
     AdmittedRequest,
     GpuState,
@@ -91,14 +90,6 @@ def test_nvlink_set_larger_than_any_island_is_refused() -> None:
     asked = Request(3, topology=Topology.NVLINK)
     assert "the largest such set here has 2" in refused(asked, linked)
     assert admit(replace(asked, gpus=2), linked, POLICY).note is None
-
-
-def test_limit_above_the_longest_is_refused_but_not_for_admins() -> None:
-    policy = replace(POLICY, max_time_limit_s=7 * DAY_S)
-    unlimited = Request(1)
-    assert "asks no time limit" in refused(unlimited, FOUR, policy)
-    assert "the longest here is 168 h" in refused(Request(1, time_limit_s=8 * DAY_S), FOUR, policy)
-    assert admit(unlimited, FOUR, policy, admin=True).request == unlimited
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,8 @@ from pathlib import Path
 import pytest
 
 from gpuschedd import supervisor
-from gpuschedd.run.job_dir import Cancel, JobDir, Orders
+from gpuschedd.core.attempt import Cancel, Orders
+from gpuschedd.run.job_dir import JobDir
 from gpuschedd.run.launchers.direct import DirectLauncher
 from tests.support.jobs import DEADLINE_S, LEADERLESS, Host, is_alive
 

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from gpuschedd import supervisor
-from gpuschedd.core.recovery import ClaimKind, Recovery, recover
-from gpuschedd.run.job_dir import JobDir, Orders
+from gpuschedd.core.attempt import Orders
+from gpuschedd.core.recovery import Recovery, facts_of, recover
+from gpuschedd.run.job_dir import JobDir
 from gpuschedd.run.launchers.direct import DirectLauncher
 from tests.support.jobs import Host
 from tests.support.traces import joined_calls
@@ -172,15 +173,8 @@ def _wait_quiet(host: Host, job: JobDir) -> None:
 def _recovered(host: Host, job: JobDir) -> Recovery:
     seen = job.observe()
     assert seen.claim is not None
-    return recover(
-        ClaimKind(seen.claim.by),
-        supervisor_alive=seen.supervisor_alive,
-        started=seen.started is not None,
-        ended=seen.ended is not None,
-        exit=seen.exit is not None,
-        cancel_requested=False,
-        processes_left=bool(host.marked(job)),
-    )
+    left = bool(host.marked(job))
+    return recover(facts_of(seen, ran=False, cancel_requested=False, processes_left=left))
 
 
 @pytest.mark.parametrize("error", ["ENOSPC", "EIO"])

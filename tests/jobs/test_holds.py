@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from gpusched_client.terms import HoldKind
 from gpuschedd import daemon as daemon_module
-from gpuschedd.jobs import holds
 
 
 def test_a_look_for_accounts_that_fails_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,11 +23,11 @@ def test_a_look_for_accounts_that_fails_is_not_the_last(monkeypatch: pytest.Monk
             raise error
         return None
 
-    held = SimpleNamespace(hold=holds.HOLD_ACCOUNT, user="alice", uid=1001, job_id=1)
+    held = SimpleNamespace(hold=HoldKind.ACCOUNT, user="alice", uid=1001, job_id=1)
     daemon: Any = SimpleNamespace(
         accounts=SimpleNamespace(problem_of=problem_of),
         controller=SimpleNamespace(
-            state=SimpleNamespace(jobs={1: held}), tell=lambda _: released.set()
+            state=SimpleNamespace(jobs={1: held}), post=lambda _: released.set()
         ),
     )
 

@@ -129,7 +129,7 @@ def test_shared_jobs_run_beside_each_other(tmp_path: Path) -> None:
     ("args", "status", "says"),
     [
         (("--gpus", "4", "--host", "4x80G"), 2, "either --gpus N or --host"),
-        (("--host", "4 big ones"), 2, "write it like 8x80G"),
+        (("--host", "4 big ones"), 2, "write 4x24G or 2x80G"),
         (("--gpus", "4", "--half-life", "soon"), 2, "write it like"),
     ],
 )

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from gpusched_client.terms import JobState
+from gpuschedd.gpu.source import DeviceAccess, DeviceMissing
+from gpuschedd.run.dispatcher import Dispatcher
+from gpuschedd.run.launchers.direct import LaunchFailed
+from gpuschedd.run.launchers.systemd import SystemdLauncher
 from tests.support.daemon import DaemonProcess, daemon_in, until
 
 RESPAWNER = r"""
@@ -235,3 +242,17 @@ def test_a_state_directory_may_have_a_longer_path_than_a_socket(tmp_path: Path) 
         client.cancel(job.id)
         assert client.wait(job.id, timeout_s=30).state is JobState.CANCELLED
     daemon.stop()
+
+
+def test_a_gpu_without_its_device_node_fails_the_launch_with_the_cure() -> None:
+    """PID 1 would pass the missing node over, and the job would see no GPU."""
+
+    def missing(_gpus: object) -> DeviceAccess:
+        raise DeviceMissing("/dev/nvidia3 does not exist; `nvidia-smi` makes it")
+
+    dispatcher: Any = SimpleNamespace(
+        _runner=SimpleNamespace(launcher=SystemdLauncher()),
+        _specs=SimpleNamespace(device_access=missing),
+    )
+    with pytest.raises(LaunchFailed, match="/dev/nvidia3 does not exist"):
+        asyncio.run(Dispatcher._device_access(dispatcher, []))

@@ -14,16 +14,8 @@ from dataclasses import replace
 import pytest
 
 from gpuschedd import supervisor
-from gpuschedd.run.job_dir import (
-    Cancel,
-    Claim,
-    JobDir,
-    JobDirCorrupt,
-    JobDirExists,
-    Orders,
-    abandoned_in,
-    is_claim_alive,
-)
+from gpuschedd.core.attempt import Cancel, Claim, Orders
+from gpuschedd.run.job_dir import JobDir, JobDirCorrupt, JobDirExists, abandoned_in, is_claim_alive
 from tests.support.jobs import Host
 
 

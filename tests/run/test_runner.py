@@ -14,12 +14,14 @@ import pytest
 
 from gpusched_client.terms import JobId
 from gpuschedd import supervisor
+from gpuschedd.core.attempt import AttemptReport, Claim, Observation, Orders
+from gpuschedd.gpu.attribution import JobKey
 from gpuschedd.run import runner as runner_module
-from gpuschedd.run.job_dir import Claim, JobDir, Observation, Orders
+from gpuschedd.run.job_dir import JobDir
 from gpuschedd.run.launchers.direct import Bounds, DirectLauncher, LaunchFailed
-from gpuschedd.run.runner import Key, Runner, Sighting
+from gpuschedd.run.runner import Runner
 
-KEY: Key = (JobId(7), 1)
+KEY: JobKey = (JobId(7), 1)
 ORDERS = Orders(time_limit_s=60.0, cancel=None, signals=())
 
 
@@ -46,7 +48,7 @@ class Trial:
         self.place = place
         self.is_full = True
         self.tries = 0
-        self.reports: list[Sighting] = []
+        self.reports: list[AttemptReport] = []
         self._reported = asyncio.Event()
         monkeypatch.setattr(runner_module, "ROOM_PAUSE_S", 0.005)
         self._make_fickle(monkeypatch, "fence")
@@ -64,11 +66,11 @@ class Trial:
 
         monkeypatch.setattr(JobDir, name, fickle)
 
-    def take(self, sighting: Sighting) -> None:
-        self.reports.append(sighting)
+    def take(self, report: AttemptReport) -> None:
+        self.reports.append(report)
         self._reported.set()
 
-    async def report(self) -> Sighting:
+    async def report(self) -> AttemptReport:
         """The first one."""
         await asyncio.wait_for(self._reported.wait(), 30)
         return self.reports[0]
@@ -213,7 +215,7 @@ def test_orders_wake_the_supervisor_though_no_descriptor_was_left(
     monkeypatch.setattr(launcher, "attach", attach)
 
     async def story(runner: Runner) -> None:
-        runner._uids[KEY] = os.getuid()
+        runner._track(KEY, os.getuid())
         runner.order(KEY, ORDERS)
         await asyncio.wait_for(woken.wait(), 30)
 

@@ -10,25 +10,43 @@ import asyncio
 import heapq
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from gpusched_client.errors import GpuschedError
-from gpusched_client.terms import GpuUuid, JobId
-from gpuschedd.config import keys as config
+from gpusched_client.terms import GpuUuid, JobId, Launch, Mode
+from gpuschedd.api.auth import Authenticator
+from gpuschedd.api.expected import ExpectedStarts
+from gpuschedd.api.limits import RequestBudget
+from gpuschedd.api.registry import Call, Services
+from gpuschedd.api.subscriptions import Subscriptions
+from gpuschedd.config import toml as config_file
 from gpuschedd.core import admission
+from gpuschedd.core.attempt import (
+    AttemptReport,
+    Claim,
+    EndedRecord,
+    ExitRecord,
+    Observation,
+    Orders,
+    StartedRecord,
+)
 from gpuschedd.core.fairshare import Accounts
+from gpuschedd.core.job import Job
 from gpuschedd.core.model import Gpu
+from gpuschedd.gpu.attribution import JobKey
+from gpuschedd.gpu.source import GpuInfo
+from gpuschedd.jobs.attempts import NO_EVIDENCE, Evidence
 from gpuschedd.jobs.controller import Controller
-from gpuschedd.jobs.orders import Caller
+from gpuschedd.jobs.principal import Principal
 from gpuschedd.jobs.state import State, policy_of
-from gpuschedd.run.dispatcher import Actions, Surroundings
-from gpuschedd.run.job_dir import Claim, Ended, Exit, Observation, Orders, Started
-from gpuschedd.run.runner import Key, Sighting
-from gpuschedd.store.database import Store, StoreFull
+from gpuschedd.run.dispatcher import Dispatcher
+from gpuschedd.run.spec import LaunchContext
+from gpuschedd.store.database import StoreFull
 from gpuschedd.store.records import Changes, GpuRow
+from gpuschedd.store.writer import Store
 from gpuschedd.system.clock import SchedulerClock
 
 GIB = 2**30
@@ -57,9 +75,9 @@ class Attempt:
     """A played attempt: what its directory would show."""
 
     claim: Claim | None = None
-    started: Started | None = None
-    ended: Ended | None = None
-    exit: Exit | None = None
+    started: StartedRecord | None = None
+    ended: EndedRecord | None = None
+    exit: ExitRecord | None = None
     is_dead: bool = False  # its supervisor was killed
 
     def seen(self) -> Observation:
@@ -74,7 +92,7 @@ class World:
 
     random: random.Random
     clock: VirtualClock = field(default_factory=VirtualClock)
-    attempts: dict[Key, Attempt] = field(default_factory=dict)
+    attempts: dict[JobKey, Attempt] = field(default_factory=dict)
     ran: dict[int, int] = field(default_factory=dict)  # job -> how often its main process started
     codes: dict[int, int | None] = field(default_factory=dict)  # job -> what its main process left
     agenda: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
@@ -93,24 +111,21 @@ class PlayedRunner:
 
     def __init__(self, host: Host) -> None:
         self.host, self.world = host, host.world
-
-    def report(self, sighting: Sighting) -> None:
-        """To the daemon that lives now."""
-        self.host.actions._report(sighting)
+        self.report: Callable[[AttemptReport], None]  # of the daemon that lives now
 
     def _claim(self, by: Any) -> Claim:
         return Claim(by, "boot", 1, 1)
 
-    def launch(self, key: Key, uid: int, spec: object) -> None:
+    def launch(self, key: JobKey, uid: int, spec: object) -> None:
         del uid, spec
         attempt = self.world.attempts.setdefault(key, Attempt())
         if self.world.random.random() < 0.1:
             attempt.claim = self._claim("daemon")
-            self.report(Sighting(*key, seen=attempt.seen(), launch_error="no such luck"))
+            self.report(AttemptReport(*key, seen=attempt.seen(), launch_error="no such luck"))
             return
         self.world.later(self.world.random.uniform(0.1, 3.0), lambda: self._start(key))
 
-    def _start(self, key: Key) -> None:
+    def _start(self, key: JobKey) -> None:
         attempt = self.world.attempts.get(key)
         if attempt is None or attempt.claim is not None:
             return
@@ -119,7 +134,7 @@ class PlayedRunner:
         if self.world.random.random() < 0.05:
             self._die(key)
             return
-        attempt.started = Started(2, 2, 2, self.world.clock.wall_s(), now, "boot")
+        attempt.started = StartedRecord(2, 2, 2, self.world.clock.wall_s(), now, "boot")
         self.world.ran[key[0]] = self.world.ran.get(key[0], 0) + 1
         self.look(key)
         job = self.host.controller.state.jobs.get(JobId(key[0]))
@@ -127,7 +142,7 @@ class PlayedRunner:
         longest_s = min(400.0, limit_s or 400.0)
         self.world.later(self.world.random.uniform(1.0, longest_s), lambda: self._end(key, "exit"))
 
-    def _end(self, key: Key, cause: str) -> None:
+    def _end(self, key: JobKey, cause: str) -> None:
         attempt = self.world.attempts.get(key)
         if attempt is None or attempt.ended is not None or attempt.is_dead:
             return
@@ -145,14 +160,14 @@ class PlayedRunner:
             "boottime_s": now,
             "boot_id": "boot",
         }
-        attempt.ended = Ended(**common)
+        attempt.ended = EndedRecord(**common)
         self.world.codes[key[0]] = code
         self.look(key)
 
         def gone() -> None:
             if attempt.is_dead:
                 return
-            attempt.exit = Exit(
+            attempt.exit = ExitRecord(
                 **common,
                 finished_at_s=self.world.clock.wall_s(),
                 cpu_user_s=1.0,
@@ -164,7 +179,7 @@ class PlayedRunner:
 
         self.world.later(self.world.random.uniform(0.0, 9.0), gone)
 
-    def _die(self, key: Key) -> None:
+    def _die(self, key: JobKey) -> None:
         """kill -9 of the supervisor: what it has not written is never known."""
         attempt = self.world.attempts.get(key)
         if attempt is not None and attempt.claim is not None and attempt.exit is None:
@@ -179,16 +194,16 @@ class PlayedRunner:
         if alive:
             self._die(self.world.random.choice(alive))
 
-    def look(self, key: Key) -> None:
+    def look(self, key: JobKey) -> None:
         attempt = self.world.attempts.get(key)
         if attempt is not None:
-            self.report(Sighting(*key, seen=attempt.seen()))
+            self.report(AttemptReport(*key, seen=attempt.seen()))
 
-    def order(self, key: Key, orders: Orders) -> None:
+    def order(self, key: JobKey, orders: Orders) -> None:
         if orders.cancel is not None:
             self.world.later(0.2, lambda: self._end(key, "cancelled"))
 
-    def fence(self, key: Key, orders: Orders) -> None:
+    def fence(self, key: JobKey, orders: Orders) -> None:
         attempt = self.world.attempts.setdefault(key, Attempt())
         if attempt.claim is None:
             attempt.claim = self._claim("daemon")
@@ -196,13 +211,13 @@ class PlayedRunner:
         else:
             self.order(key, orders)
 
-    def forget(self, key: Key) -> None:
+    def forget(self, key: JobKey) -> None:
         self.world.attempts.pop(key, None)
 
-    def stop_disobedient(self, key: Key) -> None:
+    def stop_disobedient(self, key: JobKey) -> None:
         del key
 
-    def recover(self, key: Key, orders: Orders) -> None:
+    def recover(self, key: JobKey, orders: Orders) -> None:
         """As at start-up: fence what nobody claimed, order again, look."""
         attempt = self.world.attempts.setdefault(key, Attempt())
         if attempt.claim is None:
@@ -214,6 +229,27 @@ class PlayedRunner:
 
 async def _done(act: Callable[[], None]) -> None:
     act()
+
+
+class UnseenGpus:
+    """No driver: the GPUs are as the test says, and tell nothing of an end."""
+
+    def info(self) -> dict[GpuUuid, GpuInfo]:
+        return {}
+
+    def begin(self, job: Job) -> None:
+        del job
+
+    async def preflight(self, job: Job) -> str | None:
+        del job
+        return None
+
+    async def evidence(self, job: Job, *, failed: bool, main_pid: int | None) -> Evidence:
+        del job, failed, main_pid
+        return NO_EVIDENCE
+
+    def job_gone(self, job: Job) -> None:
+        del job
 
 
 class FickleStore:
@@ -245,7 +281,7 @@ class Host:
             Gpu(uuid=GpuUuid(f"GPU-{index}"), index=index, model="Card", total_bytes=CARD)
             for index in range(gpus)
         )
-        self.settings = config.load(Path("none"), SETTINGS)
+        self.settings = config_file.load(Path("none"), SETTINGS)
         self.runner = PlayedRunner(self)
         self.start()
 
@@ -263,13 +299,13 @@ class Host:
         self.controller = Controller(
             fickle, state, clock, lambda _: (), self._probe, loaded.last_event_id
         )
-        self.controller.restore_accounts(loaded.accounts)
-        state.rebuild_queues(clock.now_s())
-        around = Surroundings(self.place, loaded.instance, False, "direct", True, None)
-        launcher: Any = SimpleNamespace()
-        unasked: Any = SimpleNamespace()  # account look-ups belong to launches, which are played
-        self.actions = Actions(self.controller, launcher, around, dict, lambda _: None, unasked)
-        self.actions.runner = self.runner  # type: ignore[assignment]
+        self.controller.restore(loaded.accounts)
+        context = LaunchContext(self.place, loaded.instance, False, Launch.DIRECT, True)
+        runner: Any = self.runner
+        unasked: Any = SimpleNamespace()  # launches are played, so nobody asks for these
+        self.dispatcher = Dispatcher(
+            self.controller, runner, context, unasked, UnseenGpus(), unasked
+        )
 
     def _probe(self) -> None:
         if self.world.disk_full:
@@ -295,7 +331,7 @@ class Host:
 
     def reload(self, *overrides: str) -> None:
         """What `gctl reload` does after such a change of the configuration."""
-        self.settings = config.load(Path("none"), [*SETTINGS, *overrides])
+        self.settings = config_file.load(Path("none"), [*SETTINGS, *overrides])
         self.controller.reconfigure(self.settings)
 
     def reload_midway(self, *overrides: str) -> None:
@@ -306,19 +342,14 @@ class Host:
     async def settle(self) -> None:
         """Work off all commands and passes that are due now."""
         for _ in range(1_000):
-            if self.controller._commands:
-                if not await self.controller._run_batch():
-                    return
-            elif self.controller._dirty:
-                self.controller._dirty = False
-                await self.controller._run_pass()
-            else:
+            await self.dispatcher.settled()
+            if not await self.controller.step():
                 return
         raise AssertionError("the controller never comes to rest")
 
     async def ask(self, evaluate: Callable[[Any], Any]) -> Any:
         """A client's command, carried to its end; refusals come back as values."""
-        asking = asyncio.ensure_future(self.controller.ask(evaluate))
+        asking = asyncio.ensure_future(self.controller.call(evaluate))
         await asyncio.sleep(0)
         await self.settle()
         try:
@@ -333,11 +364,32 @@ class Host:
             at, _, act = heapq.heappop(self.world.agenda)
             self.world.clock.now = max(at, self.world.clock.now)
             act()
-            self.controller.poke()
+            self.controller.request_pass()
             await self.settle()
         self.world.clock.now = end
-        self.controller.poke()
+        self.controller.request_pass()
         await self.settle()
 
-    def caller(self, uid: int) -> Caller:
-        return Caller(uid, f"user{uid}", 1, is_admin=False)
+    def caller(self, uid: int) -> Principal:
+        return Principal(uid, f"user{uid}", 1, is_admin=False)
+
+
+def services_of(host: Host, **parts: Any) -> Services:
+    """What handlers use, with nothing behind what is not given."""
+    unasked: Any = None
+    made: dict[str, Any] = {
+        "mode": Mode.USER,
+        "controller": host.controller,
+        "auth": Authenticator(host.controller, unasked, Mode.USER, 1001),
+        "budget": RequestBudget(1_000.0, is_shared=False),
+        "expected": ExpectedStarts(host.controller),
+        "subscriptions": Subscriptions(),
+    }
+    absent = dict.fromkeys(field.name for field in fields(Services))
+    return Services(**{**absent, **made, **parts})
+
+
+def call_of(host: Host, services: Services) -> Call:
+    """A request of the first user's."""
+    connection: Any = None
+    return Call(connection, host.caller(1001), services)

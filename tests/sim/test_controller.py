@@ -15,15 +15,18 @@ from gpusched_client.errors import GpuschedError, StorageError
 from gpusched_client.terms import JobId, JobState, PendingReason
 from gpusched_client.wire.job_messages import CancelRequest, UpdateRequest
 from gpusched_client.wire.submit_messages import JobRequest, SubmitRequest
-from gpuschedd.api.handlers import Handlers
-from gpuschedd.api.limits import Budget
-from gpuschedd.api.views import reason_for
+from gpuschedd.api.methods.submit import submit_jobs
+from gpuschedd.api.readers import FairReader
 from gpuschedd.core.job import Job
 from gpuschedd.core.model import GpuState
-from gpuschedd.jobs import orders, state
-from gpuschedd.jobs.orders import Caller
-from gpuschedd.store.database import History
-from tests.sim.harness import CARD, GIB, Host
+from gpuschedd.jobs import batch as batch_module
+from gpuschedd.jobs import cancel as jobs_cancel
+from gpuschedd.jobs import submit as jobs_submit
+from gpuschedd.jobs import update as jobs_update
+from gpuschedd.jobs.gates import waiting_reason
+from gpuschedd.jobs.principal import Principal
+from gpuschedd.store.history import History
+from tests.sim.harness import CARD, GIB, Host, call_of, services_of
 
 STEPS = 120
 SEEDS, SOAK_SEEDS = range(12), range(300)
@@ -94,8 +97,10 @@ def check_accounts(host: Host) -> None:
     """Exactly the jobs that hold GPUs are charged, each at its own rate."""
     controller = host.controller
     held = map(controller.state.jobs.__getitem__, controller.state.holding)
-    rates = {job.job_id: controller._rate_of(job) for job in held}
-    assert controller._rates == {job_id: rate for job_id, rate in rates.items() if rate > 0}
+    rates = {job.job_id: controller.charging.rate_of(job) for job in held}
+    assert controller.charging.rates() == {
+        job_id: rate for job_id, rate in rates.items() if rate > 0
+    }
 
 
 def check_reasons(host: Host) -> None:
@@ -103,66 +108,66 @@ def check_reasons(host: Host) -> None:
     state = host.controller.state
     for job in state.jobs.values():
         if job.state is JobState.PENDING and not host.world.disk_full:
-            reason = reason_for(state, host.controller.clock, job)
+            reason = waiting_reason(state, job, host.controller.clock.now_s())
             assert reason.text, job
             assert reason.code is not PendingReason.NONE, job
 
 
-async def submit_some(host: Host, caller: Caller, known: list[int]) -> None:
+async def submit_some(host: Host, caller: Principal, known: list[int]) -> None:
     random = host.world.random
     wanted = SubmitRequest(jobs=tuple(a_request(random) for _ in range(random.randint(1, 3))))
-    result = await host.ask(lambda batch: orders.submit(batch, caller, wanted, None))
+    result = await host.ask(lambda batch: jobs_submit.submit(batch, caller, wanted, None))
     if host.world.disk_full:
         assert isinstance(result, StorageError | GpuschedError)
     if not isinstance(result, GpuschedError):
         known += result.job_ids
 
 
-async def cancel_one(host: Host, caller: Caller, known: list[int]) -> None:
+async def cancel_one(host: Host, caller: Principal, known: list[int]) -> None:
     cancel = CancelRequest(job_ids=(host.world.random.choice(known),))
-    await host.ask(lambda batch: orders.cancel(batch, caller, cancel))
+    await host.ask(lambda batch: jobs_cancel.cancel(batch, caller, cancel))
 
 
-async def update_one(host: Host, caller: Caller, known: list[int]) -> None:
+async def update_one(host: Host, caller: Principal, known: list[int]) -> None:
     random = host.world.random
     update = UpdateRequest(
         job_ids=(random.choice(known),), hold=random.random() < 0.4, nice=random.randint(0, 200)
     )
-    await host.ask(lambda batch: orders.update(batch, caller, update, None))
+    await host.ask(lambda batch: jobs_update.update(batch, caller, update, None))
 
 
-async def change_request(host: Host, caller: Caller, known: list[int]) -> None:
+async def change_request(host: Host, caller: Principal, known: list[int]) -> None:
     """Limits of any job, also longer ones of those that run; VRAM of those that wait."""
     random = host.world.random
     limit_s = random.choice([20, 120, 900, 7_200])
     vram = random.choice([None, None, 3 * GIB, 21 * GIB])
     ids = tuple(random.sample(known, min(len(known), 3)))
     update = UpdateRequest(job_ids=ids, time_limit_s=limit_s, vram_bytes=vram)
-    snapshot = host.controller.snapshot
-    await host.ask(lambda batch: orders.update(batch, caller, update, snapshot()))
+    snapshot = host.controller.snapshots.take
+    await host.ask(lambda batch: jobs_update.update(batch, caller, update, snapshot()))
 
 
-async def put_first(host: Host, caller: Caller, known: list[int]) -> None:
+async def put_first(host: Host, caller: Principal, known: list[int]) -> None:
     job_id = JobId(host.world.random.choice(known))
-    await host.ask(lambda batch: orders.top(batch, caller, job_id))
+    await host.ask(lambda batch: jobs_update.top(batch, caller, job_id))
 
 
-async def fill_or_free_disk(host: Host, _caller: Caller, _known: list[int]) -> None:
+async def fill_or_free_disk(host: Host, _caller: Principal, _known: list[int]) -> None:
     if not host.world.disk_full:
         host.world.disk_full = host.world.random.random() < 0.5
         return
     host.world.disk_full = False
     host.controller.state.storage_blocked = None
-    host.controller.poke()
+    host.controller.request_pass()
     await host.settle()
 
 
-async def restart(host: Host, _caller: Caller, _known: list[int]) -> None:
+async def restart(host: Host, _caller: Principal, _known: list[int]) -> None:
     if not host.world.disk_full:
         await host.restart()
 
 
-async def reload(host: Host, _caller: Caller, _known: list[int]) -> None:
+async def reload(host: Host, _caller: Principal, _known: list[int]) -> None:
     random = host.world.random
     now_or_midway = random.choice([host.reload, host.reload_midway])
     now_or_midway(
@@ -173,7 +178,7 @@ async def reload(host: Host, _caller: Caller, _known: list[int]) -> None:
     await host.settle()
 
 
-async def change_gpu(host: Host, _caller: Caller, _known: list[int]) -> None:
+async def change_gpu(host: Host, _caller: Principal, _known: list[int]) -> None:
     """Drained, used by others, or as it should be."""
     random, now_s = host.world.random, host.controller.clock.now_s()
     index = random.randrange(len(host.gpus))
@@ -187,12 +192,12 @@ async def change_gpu(host: Host, _caller: Caller, _known: list[int]) -> None:
     await host.settle()
 
 
-async def kill_supervisor(host: Host, _caller: Caller, _known: list[int]) -> None:
+async def kill_supervisor(host: Host, _caller: Principal, _known: list[int]) -> None:
     host.runner.kill_one()
     await host.settle()
 
 
-async def pass_time(host: Host, _caller: Caller, _known: list[int]) -> None:
+async def pass_time(host: Host, _caller: Principal, _known: list[int]) -> None:
     await host.pass_time(host.world.random.uniform(0.1, 60.0))
 
 
@@ -237,7 +242,7 @@ async def live(host: Host) -> None:
         if job is not None and job.hold is not None:
             release = UpdateRequest(job_ids=(job_id,), hold=False)
             admin = replace(host.caller(job.uid), is_admin=True)
-            await host.ask(lambda batch, a=admin, r=release: orders.update(batch, a, r, None))
+            await host.ask(lambda batch, a=admin, r=release: jobs_update.update(batch, a, r, None))
     for _ in range(400):
         await host.pass_time(600.0)
         if not host.controller.state.jobs:
@@ -246,7 +251,9 @@ async def live(host: Host) -> None:
             if job.hold == "launch":
                 release = UpdateRequest(job_ids=(job.job_id,), hold=False)
                 owner = host.caller(job.uid)
-                await host.ask(lambda batch, o=owner, r=release: orders.update(batch, o, r, None))
+                await host.ask(
+                    lambda batch, o=owner, r=release: jobs_update.update(batch, o, r, None)
+                )
     assert host.controller.state.jobs == {}
     assert all(count == 1 for count in host.world.ran.values())
     check_books(host)
@@ -285,11 +292,13 @@ async def _hold_of_a_promised_job(
     owner = host.caller(1001)
     whole = JobRequest(argv=(b"true",), cwd=b"/", environment={}, gpus=4, time_limit_s=3600)
     wanted = SubmitRequest(jobs=(whole, whole))
-    _, job_id = (await host.ask(lambda batch: orders.submit(batch, owner, wanted, None))).job_ids
+    _, job_id = (
+        await host.ask(lambda batch: jobs_submit.submit(batch, owner, wanted, None))
+    ).job_ids
     assert host.controller.state.promise is not None
     hold = UpdateRequest(job_ids=(job_id,), hold=True)
     by = replace(host.caller(holder), is_admin=is_admin)
-    await host.ask(lambda batch: orders.update(batch, by, hold, None))
+    await host.ask(lambda batch: jobs_update.update(batch, by, hold, None))
     assert host.controller.state.promise is None
     with closing(History(host.store.path)) as history:
         row = history.promise_of(job_id)
@@ -308,7 +317,7 @@ async def _closed_beside_a_promise(host: Host) -> None:
     owner, controller = host.caller(1001), host.controller
     whole = JobRequest(argv=(b"true",), cwd=b"/", environment={}, gpus=4, time_limit_s=3_600)
     wanted = SubmitRequest(jobs=(whole, whole))
-    ids = (await host.ask(lambda batch: orders.submit(batch, owner, wanted, None))).job_ids
+    ids = (await host.ask(lambda batch: jobs_submit.submit(batch, owner, wanted, None))).job_ids
     controller._closed_by = lambda: "maintenance"
     await host.pass_time(600.0)
     assert controller.state.jobs.keys() == {ids[1]}
@@ -332,7 +341,7 @@ async def _promise_taken_back(host: Host) -> None:
     owner, controller = host.caller(1001), host.controller
     whole = JobRequest(argv=(b"true",), cwd=b"/", environment={}, gpus=4, time_limit_s=3_600)
     wanted = SubmitRequest(jobs=(whole, whole))
-    ids = (await host.ask(lambda batch: orders.submit(batch, owner, wanted, None))).job_ids
+    ids = (await host.ask(lambda batch: jobs_submit.submit(batch, owner, wanted, None))).job_ids
     host.reload('scheduling.promise_within="0s"')
     await host.settle()
     with closing(History(host.store.path)) as history:
@@ -353,7 +362,7 @@ async def _two_longer_limits(host: Host, together: bool) -> None:
     owner, controller = host.caller(1001), host.controller
     one = JobRequest(argv=(b"true",), cwd=b"/", environment={}, gpus=1, time_limit_s=100)
     wanted = SubmitRequest(jobs=(one,) * 3)
-    ids = (await host.ask(lambda batch: orders.submit(batch, owner, wanted, None))).job_ids
+    ids = (await host.ask(lambda batch: jobs_submit.submit(batch, owner, wanted, None))).job_ids
     promise = controller.state.promise
     assert promise is not None
     assert promise.job_id == ids[2]
@@ -361,7 +370,9 @@ async def _two_longer_limits(host: Host, together: bool) -> None:
     updates = [UpdateRequest(job_ids=group, time_limit_s=1_000) for group in groups]
     asked = [
         asyncio.ensure_future(
-            controller.ask(lambda b, u=update: orders.update(b, owner, u, controller.snapshot()))
+            controller.call(
+                lambda b, u=update: jobs_update.update(b, owner, u, controller.snapshots.take())
+            )
         )
         for update in updates
     ]
@@ -383,8 +394,8 @@ async def _top_over_a_promise(host: Host) -> None:
     owner, controller = host.caller(1001), host.controller
     whole = JobRequest(argv=(b"true",), cwd=b"/", environment={}, gpus=4, time_limit_s=3_600)
     wanted = SubmitRequest(jobs=(whole,) * 3)
-    ids = (await host.ask(lambda batch: orders.submit(batch, owner, wanted, None))).job_ids
-    await host.ask(lambda batch: orders.top(batch, owner, ids[2]))
+    ids = (await host.ask(lambda batch: jobs_submit.submit(batch, owner, wanted, None))).job_ids
+    await host.ask(lambda batch: jobs_update.top(batch, owner, ids[2]))
     assert controller.state.promise is not None
     assert controller.state.promise.job_id == ids[2]
     with closing(History(host.store.path)) as history:
@@ -405,7 +416,7 @@ async def _reload_midway(host: Host) -> None:
     one = JobRequest(argv=(b"true",), cwd=b"/", environment={}, gpus=4, time_limit_s=60)
     for wanted in (SubmitRequest(jobs=(one,)), SubmitRequest(jobs=(one, one))):
         host.reload_midway("scheduling.age_jobs_per_user=3")
-        await host.ask(lambda batch, w=wanted: orders.submit(batch, owner, w, None))
+        await host.ask(lambda batch, w=wanted: jobs_submit.submit(batch, owner, w, None))
         check_queue(host)
         check_accounts(host)
     host.reload_midway()
@@ -425,7 +436,7 @@ def test_a_reload_charges_nobody_anew(tmp_path: Path) -> None:
 async def _other_half_life(host: Host) -> None:
     owner = host.caller(1001)
     one = JobRequest(argv=(b"true",), cwd=b"/", environment={}, gpus=2, time_limit_s=6_000)
-    await host.ask(lambda batch: orders.submit(batch, owner, SubmitRequest(jobs=(one,)), None))
+    await host.ask(lambda batch: jobs_submit.submit(batch, owner, SubmitRequest(jobs=(one,)), None))
     await host.pass_time(600.0)
 
     def used() -> float:
@@ -458,7 +469,7 @@ async def _promise_beside_a_start(host: Host) -> None:
     clock.boottime_s = ticking  # type: ignore[method-assign]
     whole = JobRequest(argv=(b"true",), cwd=b"/", environment={}, gpus=4, time_limit_s=3600)
     wanted = SubmitRequest(jobs=(whole, whole))
-    await host.ask(lambda batch: orders.submit(batch, host.caller(1001), wanted, None))
+    await host.ask(lambda batch: jobs_submit.submit(batch, host.caller(1001), wanted, None))
     promise = host.controller.state.promise
     assert promise is not None
     assert promise.delayed_by is None
@@ -470,22 +481,20 @@ def test_a_submission_id_that_is_forgotten_before_its_turn_is_known_none_the_les
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Memory holds so many; while a repetition waits, others push the first out."""
-    monkeypatch.setattr(state, "RECENT_SUBMISSIONS_MAX", 1)
+    monkeypatch.setattr(batch_module, "RECENT_SUBMISSIONS_MAX", 1)
     asyncio.run(_submit_forgotten(Host(tmp_path, 1)))
 
 
 async def _submit_forgotten(host: Host) -> None:
-    unasked: Any = None
-    budget = Budget(1_000.0, is_shared=False)
     history = History(host.store.path)
-    handlers = Handlers(host.controller, history, unasked, unasked, unasked, budget)
+    services = services_of(host, reader=FairReader(history))
     job = JobRequest(argv=(b"true",), cwd=b"/", environment={}, hold=True)
 
     async def submit(name: str) -> Any:
         request = SubmitRequest(jobs=(job,), submission_id=name)
-        return await handlers._submit(unasked, host.caller(1001), request)
+        return await submit_jobs(call_of(host, services), request)
 
-    with closing(handlers):
+    with closing(services.reader):
         asked = []
         for name in ("a", "b", "a"):
             asked.append(asyncio.ensure_future(submit(name)))

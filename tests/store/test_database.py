@@ -12,15 +12,10 @@ from gpusched_client.terms import Cause, GpuUuid, JobId, JobState
 from gpuschedd.core.job import CancelOrder, Gone, Job, Placed, Started, advance
 from gpuschedd.core.model import Grant, Request
 from gpuschedd.store import migrations
-from gpuschedd.store.database import (
-    DATABASE_NAME,
-    MARKER_NAME,
-    History,
-    Store,
-    StoreBusy,
-    StoreUnusable,
-)
+from gpuschedd.store.database import DATABASE_NAME, MARKER_NAME, StoreBusy, StoreUnusable
+from gpuschedd.store.history import History
 from gpuschedd.store.records import Age, Brief, Changes, Event, Payload, brief_of
+from gpuschedd.store.writer import Store
 from gpuschedd.system.clock import ClockMark
 from tests.support.daemon import DaemonProcess, until
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from gpusched_client.errors import GpuschedError, StorageError
-from gpuschedd.store.database import Store, StoreBroken
+from gpuschedd.store.database import StoreBroken
 from gpuschedd.store.records import Changes
+from gpuschedd.store.writer import Store
 from tests.sim.harness import Host
 from tests.support.daemon import DaemonProcess, clean_up, until
 

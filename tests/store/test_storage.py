@@ -15,8 +15,9 @@ import pytest
 
 from gpusched_client.errors import GpuschedError, StorageError
 from gpusched_client.terms import JobState
-from gpuschedd.store.database import Store, StoreFull
+from gpuschedd.store.database import StoreFull
 from gpuschedd.store.records import Changes, Submission
+from gpuschedd.store.writer import Store
 from gpuschedd.system.clock import ClockMark
 from tests.support.daemon import DaemonProcess, clean_up, until
 

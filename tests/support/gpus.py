@@ -13,7 +13,8 @@ from gpuschedd.config.keys import Nvml, Sharing
 from gpuschedd.core.model import Gpu
 from gpuschedd.gpu.attribution import JobKey, Stranger
 from gpuschedd.gpu.free_memory import Facts, Holding, Ledger, Standing
-from gpuschedd.gpu.health import HealthBook, rules_of
+from gpuschedd.gpu.health import HealthBook
+from gpuschedd.gpu.nvidia.health_rules import XidRules
 from gpuschedd.gpu.source import (
     Accounts,
     GpuInfo,
@@ -74,7 +75,7 @@ class Judge:
     def __init__(self, sharing: Sharing | None = None, **names: Callable[..., Any]) -> None:
         self.owners: dict[int, JobKey] = {}
         self.strangers: dict[int, Stranger] = {}
-        self.health = HealthBook(rules_of(Nvml().quarantine_xids, Nvml().reboot_xids))
+        self.health = HealthBook(XidRules(Nvml().quarantine_xids, Nvml().reboot_xids))
         self.ledger = Ledger(
             sharing or Sharing(),
             lambda process: self.owners.get(process.pid),

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from gpuschedd import supervisor
-from gpuschedd.run.job_dir import Cancel, Exit, JobDir, Orders, Spec
+from gpuschedd.core.attempt import Cancel, ExitRecord, Orders
+from gpuschedd.run.job_dir import JobDir, Spec
 from gpuschedd.run.launchers.direct import DirectLauncher
 
 DEADLINE_S = 60.0
@@ -111,7 +112,7 @@ class Host:
     def sh(self, line: str, **changes: Any) -> JobDir:
         return self.start("/bin/sh", "-c", line, **changes)
 
-    def run(self, *argv: str | bytes, **changes: Any) -> Exit:
+    def run(self, *argv: str | bytes, **changes: Any) -> ExitRecord:
         return self.wait_exit(self.start(*argv, **changes))
 
     def output(self, job_dir: JobDir) -> bytes:
@@ -128,7 +129,7 @@ class Host:
                 self._hints.recv(64)
         return found
 
-    def wait_exit(self, job_dir: JobDir, deadline_s: float = DEADLINE_S) -> Exit:
+    def wait_exit(self, job_dir: JobDir, deadline_s: float = DEADLINE_S) -> ExitRecord:
         return self.wait(job_dir.exit, deadline_s)
 
     def wait_output(self, job_dir: JobDir, text: bytes) -> None:

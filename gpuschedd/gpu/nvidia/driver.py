@@ -682,7 +682,7 @@ class Driver:
             owner = device.parent or device
             if uuid in (owner.uuid, device.uuid):
                 is_xid = bool(data.eventType & _XID)
-                kind = "xid" if is_xid else "suspect"
+                kind = "fault" if is_xid else "suspect"
                 taken.append([device.uuid, kind, int(data.eventData) if is_xid else 0])
 
     # --- inventory changes --------------------------------------------------------------------

@@ -249,6 +249,7 @@ async def _ready(fd: int, *, write: bool = False) -> None:
 class NvmlGpus:
     """The GpuSource of a host with NVIDIA's driver, or of one that may get it."""
 
+    name = "NVML"
     is_simulated = False
 
     def __init__(

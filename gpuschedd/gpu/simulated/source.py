@@ -4,60 +4,44 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from gpusched_client import simulation as simclaims
-from gpusched_client.errors import Invalid
 from gpusched_client.terms import GpuUuid
-from gpusched_client.units import parse_bytes
+from gpuschedd.core.hostspec import SIMULATED_GPUS_MAX, HostCard, parse_host
 from gpuschedd.gpu.source import Accounts, GpuInfo, GpuProcess, GpuReading, Sample, Want
 from gpuschedd.system.clock import boottime_s
 from gpuschedd.system.state_dir import make_directory
 
-SIMULATED_GPUS_MAX = 1_024
 UUID_PREFIX = "GPU-51300000-"
-_GROUP = re.compile(r"(\d+)x(\d+(?:\.\d+)?[A-Za-z]*)")
 
 
-def parse_host(text: str) -> tuple[GpuInfo, ...]:
+def simulated_inventory(host: str) -> tuple[GpuInfo, ...]:
     """ "4x24G" or "2x80G+2x24G" as an inventory. Raises Invalid."""
-    gpus: list[GpuInfo] = []
-    for part in text.replace(" ", "").split("+"):
-        match = _GROUP.fullmatch(part)
-        if match is None or not 0 < int(match[1]) <= SIMULATED_GPUS_MAX:
-            raise Invalid(
-                f"simulated host {text!r}: {part!r} is not COUNTxMEMORY; write 4x24G or 2x80G+2x24G"
-            )
-        total_bytes = parse_bytes(match[2])
-        for _ in range(int(match[1])):
-            gpus.append(_simulated(len(gpus), match[2], total_bytes))
-    if len(gpus) > SIMULATED_GPUS_MAX:
-        raise Invalid(
-            f"simulated host {text!r} has {len(gpus)} GPUs; the limit is {SIMULATED_GPUS_MAX}"
-        )
-    return tuple(gpus)
+    cards = parse_host(host, gpus_max=SIMULATED_GPUS_MAX)
+    return tuple(_simulated(index, card) for index, card in enumerate(cards))
 
 
-def _simulated(index: int, size: str, total_bytes: int) -> GpuInfo:
+def _simulated(index: int, card: HostCard) -> GpuInfo:
     return GpuInfo(
         uuid=GpuUuid(f"{UUID_PREFIX}0000-4000-8000-{index:012d}"),
         index=index,
         minor=index,
-        model=f"Simulated {size.upper()}",
-        total_bytes=total_bytes,
+        model=f"Simulated {card.size}",
+        total_bytes=card.total_bytes,
     )
 
 
 class SimulatedGpus:
     """A GpuSource over a claims directory."""
 
+    name = "simulated"
     is_simulated = True
 
     def __init__(self, host: str, claims_dir: Path, *, shared: bool) -> None:
         """`shared`: any local user's jobs claim here (system mode), so the directory is sticky."""
-        self.inventory = parse_host(host)
+        self.inventory = simulated_inventory(host)
         self.claims_dir = claims_dir
         # In system mode the socket lies beside it, and is made later.
         make_directory(claims_dir.parent, 0o755 if shared else 0o700)

@@ -17,16 +17,21 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from gpuschedd import supervisor
-from gpuschedd.run.job_dir import Claim, JobDir, Started, is_claim_alive
+from gpuschedd.core.attempt import Claim, StartedRecord
+from gpuschedd.gpu.source import DeviceAccess
+from gpuschedd.run.job_dir import JobDir, is_claim_alive
 
 LAUNCH_DEADLINE_S = 20.0  # from the start of the interpreter to the claim: fsyncs on a slow disk
 REASON_BYTES_MAX = 2000
 KILL_DEADLINE_S = 2.0
 KILL_ROUND_S = 0.02
 ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}
+
+
+UNFILTERED = DeviceAccess(None, "this way of launching filters no devices")
 
 
 class LaunchFailed(Exception):
@@ -49,13 +54,11 @@ class AccountGone(LaunchFailed):
 class Bounds:
     """What the attempt's unit is held to. Direct launch cannot, and passes it over.
 
-    `minors`: device minors of the granted GPUs, None where the driver names none. Other None: no
-    bound. `capabilities`: device nodes of granted MIG slices. `cpus` is in CPUs' worth of time.
-    `grace_s` is what the supervisor takes to end a job.
+    None: no bound. `cpus` is in CPUs' worth of time. `grace_s` is what the supervisor takes to end
+    a job.
     """
 
-    minors: tuple[int | None, ...] = ()
-    capabilities: tuple[str, ...] = ()
+    devices: DeviceAccess = UNFILTERED
     memory_bytes: int | None = None
     cpus: float | None = None
     tasks_max: int | None = None
@@ -68,9 +71,12 @@ NO_BOUNDS = Bounds()
 class Launcher(Protocol):
     """What the controller needs of whatever starts supervisors.
 
-    `launch` returns when the supervisor holds the claim (direct) or was started (through PID 1).
-    `leftovers` are the job's processes that outlive a dead supervisor.
+    `filters_devices`: it can keep a job from other GPUs than its own. `launch` returns when the
+    supervisor holds the claim (direct) or was started (through PID 1). `leftovers` are the job's
+    processes that outlive a dead supervisor.
     """
+
+    filters_devices: ClassVar[bool]
 
     def launch(self, job_dir: JobDir, bounds: Bounds = NO_BOUNDS) -> None:
         """Start the supervisor of this directory. Raises LaunchFailed or one of its kinds."""
@@ -88,12 +94,12 @@ class Launcher(Protocol):
         """End a supervisor that does not obey its orders; its processes are then leftovers."""
 
     def leftovers(
-        self, job_id: int, attempt: int, instance: str, uid: int, started: Started | None
+        self, job_id: int, attempt: int, instance: str, uid: int, started: StartedRecord | None
     ) -> tuple[int, ...]:
         """Pids of the attempt's processes. Meant for a dead supervisor; a live one is not in it."""
 
     def kill_leftovers(
-        self, job_id: int, attempt: int, instance: str, uid: int, started: Started | None
+        self, job_id: int, attempt: int, instance: str, uid: int, started: StartedRecord | None
     ) -> tuple[int, ...]:
         """KILL them, again while new ones show up; returns those that live after 2 s."""
 
@@ -104,6 +110,8 @@ class DirectLauncher:
     The process that is started forks the supervisor, waits for its claim and ends: the daemon has
     no child to reap, and the exit status and stderr say what went wrong.
     """
+
+    filters_devices: ClassVar[bool] = False
 
     def __init__(self, python: str = sys.executable) -> None:
         self._command = [python, "-I", "-S", supervisor.__file__, "--detach"]
@@ -152,13 +160,13 @@ class DirectLauncher:
         os.close(pidfd)
 
     def leftovers(
-        self, job_id: int, attempt: int, instance: str, uid: int, started: Started | None
+        self, job_id: int, attempt: int, instance: str, uid: int, started: StartedRecord | None
     ) -> tuple[int, ...]:
         marks = _Marks(job_id, attempt, instance, uid, started)
         return tuple(pid for pid in supervisor.pids() if marks.match(pid) is not None)
 
     def kill_leftovers(
-        self, job_id: int, attempt: int, instance: str, uid: int, started: Started | None
+        self, job_id: int, attempt: int, instance: str, uid: int, started: StartedRecord | None
     ) -> tuple[int, ...]:
         deadline_s = time.monotonic() + KILL_DEADLINE_S
         while True:
@@ -191,7 +199,7 @@ class _Marks:
     """How the processes of one attempt are known: uid, and environment or session."""
 
     def __init__(
-        self, job_id: int, attempt: int, instance: str, uid: int, started: Started | None
+        self, job_id: int, attempt: int, instance: str, uid: int, started: StartedRecord | None
     ) -> None:
         self._uid = uid
         self._variables = {
@@ -226,7 +234,7 @@ class _Marks:
         return None
 
 
-def _session_of(started: Started | None) -> int | None:
+def _session_of(started: StartedRecord | None) -> int | None:
     """The recorded session where its number still is the job's.
 
     While any process of a session lives, the kernel gives its number to nobody else. A leader with

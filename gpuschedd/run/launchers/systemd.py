@@ -18,10 +18,11 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 from gpuschedd import supervisor
-from gpuschedd.run import device_filter as devices
-from gpuschedd.run.job_dir import Claim, JobDir, Started, is_claim_alive
+from gpuschedd.core.attempt import Claim, StartedRecord
+from gpuschedd.run.job_dir import JobDir, is_claim_alive
 from gpuschedd.run.launchers.direct import (
     ENVIRONMENT,
     KILL_DEADLINE_S,
@@ -51,6 +52,8 @@ def unit_of(job_id: int, attempt: int) -> str:
 
 class SystemdLauncher(DirectLauncher):
     """Supervisors as transient services; found again and woken as any other process of ours."""
+
+    filters_devices: ClassVar[bool] = True
 
     def __init__(
         self, python: str = sys.executable, run: str = "systemd-run", control: str = "systemctl"
@@ -88,16 +91,11 @@ class SystemdLauncher(DirectLauncher):
         yield from self._device_properties(bounds)
 
     def _device_properties(self, bounds: Bounds) -> Iterator[str]:
-        try:
-            found = devices.allowed(bounds.minors, bounds.capabilities)
-        except (OSError, devices.DeviceMissing) as error:
-            raise LaunchFailed(str(error)) from error
-        if found is None:
-            what = "no minor of a GPU is known" if None in bounds.minors else "no /dev/nvidia* here"
-            self._warn_once(what)
+        if bounds.devices.allowed is None:
+            self._warn_once(bounds.devices.why_open)
             return
         yield "DevicePolicy=closed"
-        for value in found:
+        for value in bounds.devices.allowed:
             yield f"DeviceAllow={value}"
 
     def _warn_once(self, what: str) -> None:
@@ -112,14 +110,14 @@ class SystemdLauncher(DirectLauncher):
             super().stop(claim)
 
     def leftovers(
-        self, job_id: int, attempt: int, instance: str, uid: int, started: Started | None
+        self, job_id: int, attempt: int, instance: str, uid: int, started: StartedRecord | None
     ) -> tuple[int, ...]:
         """The processes in the unit's cgroup, whoever they became and whatever they left."""
         del instance, uid, started
         return _members(unit_of(job_id, attempt) + ".service")
 
     def kill_leftovers(
-        self, job_id: int, attempt: int, instance: str, uid: int, started: Started | None
+        self, job_id: int, attempt: int, instance: str, uid: int, started: StartedRecord | None
     ) -> tuple[int, ...]:
         """PID 1 kills what a dead supervisor leaves by itself; this asks it to, and looks."""
         unit = unit_of(job_id, attempt)

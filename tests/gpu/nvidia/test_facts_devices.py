@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from gpuschedd.core.model import GpuState
+from gpuschedd.gpu.nvidia import environment
 from gpuschedd.gpu.source import GpuInfo, GpuSourceDown, pick
-from gpuschedd.run import environment as jobenv
 from tests.support.fake_nvml.driver import (
     GPU_IS_LOST,
     NO_PERMISSION,
@@ -83,28 +83,26 @@ def test_visible_devices_are_ours_canonical_and_complete_20() -> None:
     """CUDA stops at the first entry that it does not know; a CPU-only job sees none."""
     both = [("GPU-a", 4), ("GPU-b", 6)]
     plain = {"has_slices": False, "is_filtered": False}
-    assert jobenv.visible_devices("auto", both, **plain) == ["4", "6"]
-    assert jobenv.visible_devices("auto", both, has_slices=False, is_filtered=True) == ["0", "1"]
-    assert jobenv.visible_devices("index", both, has_slices=False, is_filtered=True) == ["4", "6"]
-    assert jobenv.visible_devices("uuid", both, **plain) == ["GPU-a", "GPU-b"]
+    assert environment.visible_devices("auto", both, **plain) == ["4", "6"]
+    assert environment.visible_devices("auto", both, has_slices=False, is_filtered=True) == [
+        "0",
+        "1",
+    ]
+    assert environment.visible_devices("index", both, has_slices=False, is_filtered=True) == [
+        "4",
+        "6",
+    ]
+    assert environment.visible_devices("uuid", both, **plain) == ["GPU-a", "GPU-b"]
     slices = [("MIG-a", 100)]
-    assert jobenv.visible_devices("index", slices, has_slices=True, is_filtered=True) == ["MIG-a"]
-    given = jobenv.Given(
-        job_id=1,
-        attempt=1,
-        instance="i",
-        name="n",
-        user="u",
-        submit_dir=b"/",
-        gpu_uuids=[],
-        gpu_indices=[],
-        vram_bytes=None,
-        visible_devices=[],
-    )
-    environment = dict(jobenv.environment_of({b"CUDA_VISIBLE_DEVICES": b"0,1"}, given))
-    assert environment[b"CUDA_VISIBLE_DEVICES"] == b""
-    assert environment[b"CUDA_DEVICE_ORDER"] == b"PCI_BUS_ID"
-    assert environment[b"NVIDIA_VISIBLE_DEVICES"] == b"void"
+    assert environment.visible_devices("index", slices, has_slices=True, is_filtered=True) == [
+        "MIG-a"
+    ]
+    assert b"CUDA_VISIBLE_DEVICES" in environment.DROPPED
+    assert environment.variables("auto", [], is_filtered=False) == {
+        "CUDA_VISIBLE_DEVICES": "",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "NVIDIA_VISIBLE_DEVICES": "void",
+    }
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,9 @@ import pytest
 
 from gpuschedd.config.keys import Nvml
 from gpuschedd.core.model import GpuState
-from gpuschedd.gpu.health import HealthBook, Remembered
+from gpuschedd.gpu.health import HealthBook
 from gpuschedd.gpu.source import GpuSourceDown
+from gpuschedd.store.records import Remembered
 from tests.gpu.nvidia.test_facts_library import wait_for_backoff
 from tests.support.fake_nvml.driver import UNKNOWN, XID, FakeDriver, uuid_of
 from tests.support.gpus import Judge, Source
@@ -35,7 +36,7 @@ def test_an_xid_quarantines_or_is_the_jobs_own_52(
     source.sample()
     driver.event(0, XID, xid)
     sample = source.sample()
-    assert [(event.kind, event.number) for event in sample.events] == [("xid", xid)]
+    assert [(event.kind, event.number) for event in sample.events] == [("fault", xid)]
     gpu = judge.gpu(sample)
     assert gpu.state is (GpuState.SICK if sick else GpuState.OK)
     assert (f"Xid {xid}" in gpu.state_text) is sick
@@ -67,7 +68,7 @@ def test_a_pending_remap_is_a_badge_and_a_failed_one_quarantines_54(
     badge = judge.health
     gpu = judge.gpu(source.sample(health=True))
     assert gpu.state is GpuState.OK
-    assert badge.badge(UUID) == "a row remap is pending: reset it when convenient"  # type: ignore[arg-type]
+    assert badge.warning(UUID) == "a row remap is pending: reset it when convenient"  # type: ignore[arg-type]
     fields(driver, pending=0, failed=1)
     assert "should be replaced" in judge.gpu(source.sample(health=True)).state_text
     other = Judge()
@@ -221,7 +222,7 @@ def test_a_sick_gpu_recovers_by_itself_or_by_hand_57(
     assert states == [GpuState.SICK, GpuState.SICK, GpuState.OK]
     fields(driver, recovery=4)
     assert judge.gpu(source.sample(health=True)).state is GpuState.SICK
-    judge.health.pardon(UUID)  # type: ignore[arg-type]
+    judge.health.acknowledge(UUID)  # type: ignore[arg-type]
     assert judge.gpu(source.sample(health=True)).state is GpuState.OK
 
 
@@ -231,7 +232,7 @@ def test_what_was_overruled_or_counted_is_known_to_the_next_daemon_57(
     fields(driver, recovery=4, ecc=2)
     source = gpus()
     judge.gpu(source.sample(health=True))
-    judge.health.pardon(UUID)  # type: ignore[arg-type]
+    judge.health.acknowledge(UUID)  # type: ignore[arg-type]
     remembered = judge.health.remembered()
     assert remembered == {UUID: Remembered(("action", "remap"), 2)}
     after = HealthBook(judge.health.rules, remembered=remembered)

@@ -302,7 +302,8 @@ def test_utilization_of_processes_is_asked_every_two_seconds_at_most_45(
 
 def test_displays_and_ignored_processes_leave_a_gpu_idle(judge: Judge) -> None:
     """Their memory counts all the same; a stranger of 642 MiB does block a whole card."""
-    from gpuschedd.config.keys import ProcessRule, Sharing
+    from gpuschedd.config.keys import Sharing
+    from gpuschedd.config.values import ProcessRule
 
     rules = (ProcessRule(name="ollama", uid=1001), ProcessRule(below_bytes=64 * MIB))
     picky = Judge(Sharing(ignore_processes=rules))

@@ -13,7 +13,7 @@ from gpusched_client import Client
 from gpusched_client import simulation as simclaims
 from gpusched_client.errors import Invalid
 from gpusched_client.terms import JobState
-from gpuschedd.gpu.simulated.source import parse_host
+from gpuschedd.gpu.simulated.source import simulated_inventory
 from tests.support.daemon import DaemonProcess, daemon_in, until
 
 GIB = 2**30
@@ -21,7 +21,7 @@ GIB = 2**30
 
 def test_a_host_is_written_as_groups_of_cards() -> None:
     """Indices run through; sizes are exact."""
-    gpus = parse_host("2x80G+1x24G")
+    gpus = simulated_inventory("2x80G+1x24G")
     assert [(gpu.index, gpu.total_bytes) for gpu in gpus] == [
         (0, 80 * GIB),
         (1, 80 * GIB),
@@ -33,7 +33,7 @@ def test_a_host_is_written_as_groups_of_cards() -> None:
 def test_a_host_that_is_none_says_how_to_write_one(text: str) -> None:
     """The error names the value and the form."""
     with pytest.raises(Invalid):
-        parse_host(text)
+        simulated_inventory(text)
 
 
 def test_gpus_left_alone_take_no_job(tmp_path: Path) -> None:

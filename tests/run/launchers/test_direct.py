@@ -15,7 +15,8 @@ from dataclasses import replace
 import pytest
 
 from gpuschedd import supervisor
-from gpuschedd.run.job_dir import Claim, JobDir, Started
+from gpuschedd.core.attempt import Claim, StartedRecord
+from gpuschedd.run.job_dir import JobDir
 from gpuschedd.run.launchers.direct import DirectLauncher, Launcher, LaunchFailed, LaunchStorage
 from tests.support.jobs import DEADLINE_S, LEADERLESS, Host, is_alive
 
@@ -199,7 +200,7 @@ def test_a_stranger_in_a_session_of_the_recorded_number_is_left_alone(host: Host
         found = supervisor.process_stat(stranger.pid)
         assert found is not None
         ticks, boot = found.start_ticks, supervisor.boot_id()
-        started = Started(stranger.pid, ticks, stranger.pid, 0.0, 0.0, boot)
+        started = StartedRecord(stranger.pid, ticks, stranger.pid, 0.0, 0.0, boot)
         find = host.launcher.leftovers
         args = (1, 1, "instance", os.geteuid())
         assert find(*args, started) == (stranger.pid,)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from gpuschedd.run import device_filter as devices
+from gpusched_client.terms import Launch
+from gpuschedd.gpu.source import DeviceAccess
 from gpuschedd.run.job_dir import JobDir
 from gpuschedd.run.launchers import systemd as systemd_launcher
 from gpuschedd.run.launchers.direct import Bounds, LaunchDeferred, Launcher, LaunchFailed
@@ -40,8 +40,7 @@ class StandIn:
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
-    monkeypatch.setattr(devices, "allowed", lambda _minors, _capabilities: None)
+def run(tmp_path: Path) -> StandIn:
     return StandIn(tmp_path)
 
 
@@ -68,28 +67,24 @@ def test_the_line_holds_the_attempt_and_its_bounds_and_nothing_else(run: StandIn
     assert place == str(run.job.path)
 
 
-def test_devices_are_closed_but_for_those_given(
-    run: StandIn, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def allowed(minors: Sequence[int], capabilities: Sequence[str]) -> tuple[str, ...]:
-        return (f"/dev/nvidia{minors[0]} rw", f"{capabilities[0]} rw")
-
-    monkeypatch.setattr(devices, "allowed", allowed)
+def test_devices_are_closed_but_for_those_given(run: StandIn) -> None:
     cap = "/dev/nvidia-caps/nvidia-cap21"
-    run.launcher().launch(run.job, Bounds(minors=(3,), capabilities=(cap,)))
+    access = DeviceAccess(("/dev/nvidia3 rw", f"{cap} rw"))
+    run.launcher().launch(run.job, Bounds(devices=access))
     assert f"DeviceAllow={cap} rw" in run.asked()
     assert "DevicePolicy=closed" in run.asked()
     assert "DeviceAllow=/dev/nvidia3 rw" in run.asked()
 
 
-def test_a_missing_device_starts_nothing(run: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(_minors: object, _capabilities: object) -> None:
-        raise devices.DeviceMissing("/dev/nvidia3 does not exist")
-
-    monkeypatch.setattr(devices, "allowed", missing)
-    with pytest.raises(LaunchFailed, match="/dev/nvidia3 does not exist"):
-        run.launcher().launch(run.job, Bounds(minors=(3,)))
-    assert not run.words.exists()
+def test_a_host_without_a_filter_is_told_once_in_the_log(
+    run: StandIn, caplog: pytest.LogCaptureFixture
+) -> None:
+    launcher = run.launcher()
+    for _ in range(2):
+        launcher.launch(run.job, Bounds(devices=DeviceAccess(None, "no /dev/nvidia* here")))
+    assert not [word for word in run.asked() if word.startswith("Device")]
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "no /dev/nvidia* here" in caplog.text
 
 
 def test_a_refusal_is_a_failed_launch_with_its_words(run: StandIn) -> None:
@@ -151,7 +146,7 @@ def test_a_daemon_that_cannot_see_the_processes_of_others_does_not_start(
     """It would take every supervisor for dead."""
     monkeypatch.setattr(capabilities, "SYSTEMD", tmp_path)
     monkeypatch.setattr(capabilities, "INIT", tmp_path)
-    capabilities.check_launch("pid1", is_system=True, state_dir=tmp_path)
+    capabilities.check_launch(Launch.PID1, is_system=True, state_dir=tmp_path)
     monkeypatch.setattr(capabilities, "INIT", tmp_path / "none")
     with pytest.raises(places.Unusable, match="hidepid"):
-        capabilities.check_launch("pid1", is_system=True, state_dir=tmp_path)
+        capabilities.check_launch(Launch.PID1, is_system=True, state_dir=tmp_path)

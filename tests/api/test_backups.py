@@ -11,9 +11,10 @@ import pytest
 
 from gpusched_client.errors import Conflict
 from gpusched_client.wire.admin_messages import BackupRequest
-from gpuschedd.store import backup
-from gpuschedd.store.backup import Backups
-from gpuschedd.store.database import DATABASE_NAME, Store
+from gpuschedd.api import backups
+from gpuschedd.api.backups import Backups
+from gpuschedd.store.database import DATABASE_NAME
+from gpuschedd.store.writer import Store
 
 
 def test_a_copy_whose_reader_left_while_it_was_made_is_gone(
@@ -21,13 +22,13 @@ def test_a_copy_whose_reader_left_while_it_was_made_is_gone(
 ) -> None:
     """It holds the environments of waiting jobs, and each one takes the room of a database."""
     Store.open(tmp_path).close()
-    real, may_copy = backup.copy_database, threading.Event()
+    real, may_copy = backups.copy_database, threading.Event()
 
     def slow(source: Path, target: Path) -> None:
         may_copy.wait(30)
         real(source, target)
 
-    monkeypatch.setattr(backup, "copy_database", slow)
+    monkeypatch.setattr(backups, "copy_database", slow)
 
     async def story() -> None:
         backups = Backups(tmp_path / DATABASE_NAME)

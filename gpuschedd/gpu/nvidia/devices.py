@@ -12,6 +12,8 @@ import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from gpuschedd.gpu.source import DeviceMissing
+
 DEV = Path("/dev")
 PROC_DEVICES = Path("/proc/devices")
 MIG_MINORS = Path("/proc/driver/nvidia-caps/mig-minors")
@@ -21,10 +23,6 @@ CAPABILITY_NODES = "/dev/nvidia-caps/"
 _GPU_NODE = re.compile(r"nvidia(\d+)")
 _CAPABILITY_NODE = re.compile(r"nvidia-cap(\d+)")
 _GROUP = re.compile(r"[A-Za-z0-9_./:+-]+")
-
-
-class DeviceMissing(Exception):
-    """A granted GPU has no device node: PID 1 would skip it in silence."""
 
 
 def gpu_nodes(dev: Path = DEV) -> dict[int, Path]:

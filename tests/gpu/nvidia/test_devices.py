@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuschedd.run import device_filter as devices
+from gpuschedd.gpu.nvidia import devices
+from gpuschedd.gpu.source import DeviceMissing
 
 GROUPS = """Character devices:
   1 mem
@@ -82,7 +83,7 @@ def test_a_slice_opens_its_own_rights_and_no_others(dev: Path, node: MakeNode) -
     found = allowed(dev, 0, capabilities=own)
     assert found is not None
     assert {value for value in found if "caps" in value} == {f"{path} rw" for path in own}
-    with pytest.raises(devices.DeviceMissing, match="nvidia-cap99 does not exist"):
+    with pytest.raises(DeviceMissing, match="nvidia-cap99 does not exist"):
         allowed(dev, 0, capabilities=(f"{dev}/nvidia-caps/nvidia-cap99",))
 
 
@@ -130,7 +131,7 @@ def test_a_job_without_gpus_opens_none(dev: Path, node: MakeNode) -> None:
 
 def test_a_granted_gpu_without_node_or_number_is_an_error(dev: Path, node: MakeNode) -> None:
     node("nvidia0", 195, 0)
-    with pytest.raises(devices.DeviceMissing, match="/dev/nvidia7 does not exist"):
+    with pytest.raises(DeviceMissing, match="/dev/nvidia7 does not exist"):
         allowed(dev, 0, 7)
 
 

@@ -1,4 +1,4 @@
-"""Questions to the books, in turns: whoever asks a thousand waits behind the own ones alone.
+"""Questions to the database, in turns: a user who queues a thousand delays only their own.
 
 One thread and one reading connection; among the users who have a question waiting, the turn goes
 round. Nothing here knows what is asked.
@@ -13,15 +13,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from gpusched_client.errors import LimitReached
-from gpuschedd.store.database import History, read
-
-WAITING_PER_UID_MAX = 2_000
+from gpuschedd.api.limits import QUESTIONS_PER_UID_MAX
+from gpuschedd.store.history import History, read
 
 T = TypeVar("T")
 Work = Callable[[History], Any]
 
 
-class Reads:
+class FairReader:
     """The reading connection and who waits for it."""
 
     def __init__(self, history: History) -> None:
@@ -37,7 +36,7 @@ class Reads:
         if own is None:
             own = self._waiting[uid] = deque()
             self._turns.append(uid)
-        if len(own) >= WAITING_PER_UID_MAX:
+        if len(own) >= QUESTIONS_PER_UID_MAX:
             raise LimitReached(
                 f"{len(own)} questions of yours wait for an answer; that is the limit"
             )

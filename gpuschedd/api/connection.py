@@ -1,0 +1,298 @@
+"""One connection of a client: its bytes, the order of its requests, and its time limits.
+
+Requests are taken in the order they come; replies go out as they are ready.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from gpusched_client.errors import GpuschedError, Internal, Unavailable
+from gpusched_client.wire import framing
+from gpusched_client.wire.catalog import read_request
+from gpuschedd.api.auth import Peer
+from gpuschedd.api.limits import (
+    DECODED_BYTES,
+    IDLE_S,
+    LINGER_S,
+    OPEN_REQUESTS_MAX,
+    TAKEN_AT_ONCE,
+    UNSENT_BYTES_MAX,
+    WHOLE_REQUEST_S,
+    cost_of,
+)
+
+if TYPE_CHECKING:
+    from gpuschedd.api.server import Server
+
+log = logging.getLogger(__name__)
+
+
+LASTING = frozenset({"wait", "watch"})  # open for long, and no work meanwhile
+
+
+class ServerConnection(asyncio.Protocol):
+    """One client. Satisfies registry.Connection."""
+
+    def __init__(self, server: Server, peer: Peer) -> None:
+        """`peer`: who the kernel says is at the other end; counted already."""
+        self._server = server
+        self.peer = peer
+        self._decoder = framing.Decoder(framing.REQUEST_LIMITS)
+        self._transport: asyncio.Transport | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._close_callbacks: list[Callable[[], None]] = []
+        self._watching = False
+        self._paused = False
+        self._is_dead = False  # takes nothing more: the boundaries of its messages are lost
+        self._is_at_end = False  # the client sends nothing more
+        self._has_lingered = False
+        self._unread = memoryview(b"")  # what was received and not decoded yet
+        self._waiting: deque[framing.Incoming] = deque()
+        self._goes_on = False  # its next turn is set
+        self._not_before: asyncio.TimerHandle | None = None  # its user asks too much
+
+    # --- asyncio.Protocol ---------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """From here on it is served."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._server.open.add(self)
+        self._rearm()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Uncount it and end what waits for it."""
+        del exc
+        for timer in (self._timer, self._not_before):
+            if timer is not None:
+                timer.cancel()
+        for task in tuple(self._tasks):
+            task.cancel()
+        uid = self.peer.uid
+        self._server.open.discard(self)
+        self._server.requests.forget(uid, self)
+        self._server.connections.release(uid)
+        for callback in self._close_callbacks:
+            callback()
+
+    def data_received(self, data: bytes) -> None:
+        """Decode and take what is whole."""
+        if self._is_dead:
+            return
+        began_mid_message = self._decoder.is_mid_message
+        self._unread = memoryview(self._unread.tobytes() + data)
+        self._take_waiting()
+        self._rearm(keep=began_mid_message and self._decoder.is_mid_message)
+
+    def eof_received(self) -> bool:
+        """The client sends no more; replies to what it sent still go out."""
+        self._is_at_end = True
+        return bool(self._tasks or self._has_more)
+
+    # --- requests -----------------------------------------------------------------------------
+
+    @property
+    def _has_more(self) -> bool:
+        """Whether something that was received waits for its turn."""
+        return not self._is_dead and bool(self._waiting or self._unread)
+
+    def _take_waiting(self) -> None:
+        """Take requests in order, as far as the limits on open ones and on the rate go."""
+        for _ in range(TAKEN_AT_ONCE):
+            if not self._may_take():
+                break
+            self._take(self._waiting.popleft())
+        else:
+            if self._has_more and not self._goes_on:
+                self._goes_on = True
+                asyncio.get_running_loop().call_soon(self._go_on_now)
+        assert self._transport is not None
+        should_pause = self._has_more
+        if should_pause != self._paused and not self._transport.is_closing():
+            self._paused = should_pause
+            if should_pause:
+                self._transport.pause_reading()
+            else:
+                self._transport.resume_reading()
+
+    def _decode_some(self) -> None:
+        """Decode until there is a message, or nothing left to decode."""
+        while self._unread and not self._waiting:
+            part, self._unread = self._unread[:DECODED_BYTES], self._unread[DECODED_BYTES:]
+            self._waiting.extend(self._decoder.feed(part))
+
+    def _may_take(self) -> bool:
+        """Whether the next request's turn has come; if not, what will come back to it is set."""
+        if self._is_dead or self._not_before is not None:
+            return False
+        self._decode_some()
+        if not self._waiting:
+            return False
+        if len(self._tasks) >= OPEN_REQUESTS_MAX:
+            return False
+        server, uid = self._server, self.peer.uid
+        if not server.requests.has_room(uid):
+            server.requests.wait(uid, self)
+            return False
+        delay_s = server.budget.debt_s(uid)
+        if delay_s > 0:
+            self._not_before = asyncio.get_running_loop().call_later(delay_s, self._go_on)
+        return delay_s == 0
+
+    def _go_on(self) -> None:
+        self._not_before = None
+        self.go_on()
+
+    def _go_on_now(self) -> None:
+        self._goes_on = False
+        self.go_on()
+
+    def go_on(self) -> None:
+        """There may be room for another request of this user."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._take_waiting()
+            self._rearm(keep=self._decoder.is_mid_message)
+            self._end_when_done()
+
+    def _take(self, message: framing.Incoming) -> None:
+        if not isinstance(message, framing.RequestFrame):
+            self._server.budget.charge(self.peer.uid, 1.0)  # it costs time as well
+        if isinstance(message, framing.Malformed):
+            self._send(framing.encode_error(message.msgid, message.error))
+            if message.is_fatal:
+                self._close_after_linger()
+            return
+        if isinstance(message, framing.RequestFrame):
+            self._server.budget.charge(self.peer.uid, cost_of(message.params))
+            task = asyncio.ensure_future(self._answer(message))
+            self._tasks.add(task)
+            if message.method not in LASTING:
+                self._server.requests.begin(self.peer.uid)
+                task.add_done_callback(lambda _: self._server.requests.end(self.peer.uid))
+            task.add_done_callback(self._answered)
+            return
+        # Notifications and responses get no answer in MessagePack-RPC.
+
+    async def _answer(self, message: framing.RequestFrame) -> None:
+        try:
+            request = read_request(message.method, message.params)
+            response = await self._server.service.handle(self, request)
+            reply = framing.encode_response(message.msgid, response.to_wire())
+        except GpuschedError as refusal:
+            reply = framing.encode_error(message.msgid, refusal)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            log.exception("request_failed method=%s", message.method[:64])
+            bug = Internal(f"a bug in gpuschedd: {type(error).__name__}; its log has more")
+            reply = framing.encode_error(message.msgid, bug)
+        self._send(reply)
+
+    def _answered(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if self._transport is None or self._transport.is_closing():
+            return
+        self._take_waiting()
+        self._rearm(keep=self._decoder.is_mid_message)
+        self._end_when_done()
+
+    def _end_when_done(self) -> None:
+        """After the last reply of a connection that asks nothing more: end it."""
+        assert self._transport is not None
+        if self._tasks or self._has_more or self._transport.is_closing():
+            return
+        if self._is_at_end or self._has_lingered:
+            self.close()
+        elif self._is_dead and self._transport.can_write_eof():
+            self._transport.write_eof()
+
+    def _close_after_linger(self) -> None:
+        """Take and drop what is still being sent, so that the client gets to read the error.
+
+        Requests from before the flaw are answered all the same, however slow the disk is.
+        """
+        self._is_dead = True
+        self._end_when_done()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(LINGER_S, self._end_linger)
+
+    def _end_linger(self) -> None:
+        self._has_lingered = True
+        self._end_when_done()
+        if self._tasks:  # a `wait` among them may be answered never
+            self._timer = asyncio.get_running_loop().call_later(WHOLE_REQUEST_S, self.close)
+        else:
+            self.close()
+
+    # --- sending ------------------------------------------------------------------------------
+
+    def _send(self, data: bytes) -> bool:
+        """Queue bytes; a reader that never reads is cut at the limit."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return False
+        if transport.get_write_buffer_size() + len(data) > UNSENT_BYTES_MAX + len(data) and data:
+            log.info("slow_reader_cut uid=%d", self.peer.uid)
+            transport.abort()
+            return False
+        transport.write(data)
+        return True
+
+    def notify(self, method: str, params: Mapping[str, Any]) -> bool:
+        """An event for a watcher; False (and nothing sent) while it is half a limit behind."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return False
+        if transport.get_write_buffer_size() > UNSENT_BYTES_MAX // 2:
+            return False
+        return self._send(framing.encode_notification(method, params))
+
+    def on_close(self, callback: Callable[[], None]) -> None:
+        """Call back when the connection is gone."""
+        self._close_callbacks.append(callback)
+
+    @property
+    def is_watching(self) -> bool:
+        """Whether a watch is on."""
+        return self._watching
+
+    def keep_open(self) -> None:
+        """A watch is on: silence is no reason to close."""
+        self._watching = True
+
+    def close(self) -> None:
+        """Send what is queued, then close."""
+        if self._transport is not None:
+            self._transport.close()
+
+    # --- time limits --------------------------------------------------------------------------
+
+    def _rearm(self, *, keep: bool = False) -> None:
+        """The one timer of a connection: a whole request in time, or not idle for too long.
+
+        None while it is the client that waits for its turn.
+        """
+        if self._is_dead or (keep and self._timer is not None and not self._has_more):
+            return  # the unfinished request's own deadline stands
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._has_more:
+            return
+        loop = asyncio.get_running_loop()
+        if self._decoder.is_mid_message:
+            self._timer = loop.call_later(WHOLE_REQUEST_S, self._cut_slow)
+        elif not self._tasks and not self._watching:
+            self._timer = loop.call_later(IDLE_S, self.close)
+
+    def _cut_slow(self) -> None:
+        error = Unavailable(f"half a request and then silence for {WHOLE_REQUEST_S:.0f} s")
+        self._send(framing.encode_error(None, error))
+        self.close()

@@ -1,0 +1,68 @@
+"""What owners do to their jobs: cancel, update, put first."""
+
+from __future__ import annotations
+
+from gpusched_client.errors import Conflict
+from gpusched_client.terms import JobId
+from gpusched_client.wire.job_messages import (
+    CancelRequest,
+    CancelResult,
+    Outcome,
+    TopRequest,
+    TopResult,
+    UpdateRequest,
+    UpdateResult,
+)
+from gpusched_client.wire.message import Response
+from gpuschedd.api.methods.reading import with_finals
+from gpuschedd.api.registry import Call, handles
+from gpuschedd.core.job import Job
+from gpuschedd.jobs import cancel, update
+
+
+@handles(CancelRequest)
+async def cancel_jobs(call: Call, request: CancelRequest) -> Response:
+    outcomes = await call.controller.call(lambda batch: cancel.cancel(batch, call.caller, request))
+    outcomes = await with_finals(call, outcomes, _cancel_of_final)
+    call.services.auth.record_outcomes(call.caller, "cancel", outcomes)
+    return CancelResult(outcomes=outcomes)
+
+
+def _cancel_of_final(job: Job) -> Outcome:
+    """Idempotent: a job that is over already is no error."""
+    return Outcome(job_id=job.job_id, text=f"was {job.state} already", state=job.state)
+
+
+@handles(UpdateRequest)
+async def update_jobs(call: Call, request: UpdateRequest) -> Response:
+    controller = call.controller
+    outcomes = await controller.call(
+        lambda batch: update.update(
+            batch,
+            call.caller,
+            request,
+            controller.snapshots.take() if request.time_limit_s is not None else None,
+        )
+    )
+    outcomes = await with_finals(call, outcomes, update_of_final)
+    call.services.auth.record_outcomes(call.caller, "update", outcomes)
+    return UpdateResult(outcomes=outcomes)
+
+
+@handles(TopRequest)
+async def put_first(call: Call, request: TopRequest) -> Response:
+    job_id = JobId(request.job_id)
+    outcome = await call.controller.call(lambda batch: update.top(batch, call.caller, job_id))
+    (outcome,) = await with_finals(call, (outcome,), update_of_final)
+    call.services.auth.record_outcomes(call.caller, "top", (outcome,))
+    return TopResult(outcome=outcome)
+
+
+def update_of_final(job: Job) -> Outcome:
+    """A job that is over takes no change."""
+    return Outcome(
+        job_id=job.job_id,
+        code=Conflict.code,
+        text=f"job {job.job_id} is {job.state}; it can no longer be changed",
+        state=job.state,
+    )

@@ -1,0 +1,111 @@
+"""The GPUs: their state, and what administrators do to them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gpusched_client.errors import NotFound
+from gpusched_client.terms import EventKind, GpuUuid
+from gpusched_client.wire.gpu_messages import (
+    DrainRequest,
+    DrainResult,
+    GpusReleaseRequest,
+    GpusRequest,
+    GpusResult,
+    GpusResumeRequest,
+    GpuView,
+    ResumeRequest,
+    ResumeResult,
+)
+from gpusched_client.wire.message import Response
+from gpuschedd.api.methods.reading import gpu_views
+from gpuschedd.api.registry import Call, handles
+from gpuschedd.gpu.source import parent_index
+from gpuschedd.jobs.batch import Batch
+from gpuschedd.store.records import AuditRow
+
+
+@handles(GpusRequest)
+async def gpus(call: Call, _request: GpusRequest) -> Response:
+    return GpusResult(gpus=tuple(gpu_views(call)), problem=call.services.gpu_readings.trouble)
+
+
+@handles(DrainRequest)
+async def drain(call: Call, request: DrainRequest) -> Response:
+    view = await _set_drained(call, request.gpu, request.reason, "drain")
+    return DrainResult(gpu=view)
+
+
+@handles(ResumeRequest)
+async def resume(call: Call, request: ResumeRequest) -> Response:
+    view = await _set_drained(call, request.gpu, None, "resume")
+    return ResumeResult(gpu=view)
+
+
+@handles(GpusReleaseRequest)
+async def gpus_release(call: Call, request: GpusReleaseRequest) -> Response:
+    """No client of the driver is ours until gpus_resume: its GPUs can be reconfigured."""
+    await _emit_gpus(call, "gpus_release", EventKind.GPUS_RELEASED, request.reason)
+    await call.services.gpu_control.release(request.reason)
+    return GpusResult(gpus=tuple(gpu_views(call)))
+
+
+@handles(GpusResumeRequest)
+async def gpus_resume(call: Call, _request: GpusResumeRequest) -> Response:
+    await _emit_gpus(call, "gpus_resume", EventKind.GPUS_REOPENED, None)
+    await call.services.gpu_control.resume()
+    return GpusResult(gpus=tuple(gpu_views(call)), problem=call.services.gpu_readings.trouble)
+
+
+async def _emit_gpus(call: Call, method: str, kind: EventKind, reason: str | None) -> None:
+    def act(batch: Batch) -> None:
+        batch.emit(kind, None, by=call.caller.user, reason=reason)
+        batch.audits.append(
+            AuditRow(batch.wall_s, call.caller.uid, call.caller.pid, method, "done", reason or "")
+        )
+
+    await call.controller.call(act)
+
+
+async def _set_drained(call: Call, name: str, reason: str | None, method: str) -> GpuView:
+    uuid = _gpu_named(call, name)
+
+    def act(batch: Batch) -> None:
+        row = batch.gpu_row(uuid)
+        assert row is not None, "a GPU that is shown has a row"
+        row = replace(row, drained=reason)
+        if reason is None:
+            row = replace(row, sick=None, sick_until_reboot=False)
+        batch.gpu_rows[uuid] = row
+        batch.emit(
+            EventKind.GPU_DRAINED if reason else EventKind.GPU_RESUMED,
+            gpu=str(uuid),
+            reason=reason,
+        )
+        batch.audits.append(
+            AuditRow(batch.wall_s, call.caller.uid, call.caller.pid, method, "done", str(uuid))
+        )
+
+    await call.controller.call(act)
+    if reason is None:
+        call.services.gpu_control.acknowledge(uuid)
+    call.services.gpu_control.refresh()
+    return next(view for view in gpu_views(call) if view.uuid == uuid)
+
+
+def _gpu_named(call: Call, name: str) -> GpuUuid:
+    gpus = call.state.gpus
+    found = [
+        gpu.uuid
+        for gpu in gpus
+        if name in (str(gpu.index), gpu.uuid) or (len(name) >= 8 and gpu.uuid.startswith(name))
+    ]
+    parts = [gpu.index for gpu in gpus if gpu.is_slice]
+    slices = [str(index) for index in parts if str(parent_index(index)) == name]
+    if slices and not found:
+        raise NotFound(f"GPU {name} is in MIG mode; name its slices: {', '.join(slices)}")
+    if len(found) != 1:
+        known = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in gpus[:16]) or "none"
+        matching = f"{len(found)} GPUs are" if found else "no GPU is"
+        raise NotFound(f"{matching} named {name!r}; known: {known}")
+    return found[0]

@@ -1,0 +1,99 @@
+"""Lists of jobs, and one job in full."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import islice
+
+from gpusched_client.terms import JobId, JobState
+from gpusched_client.wire.job_messages import JobQuery, JobsRequest, JobsResult, JobView
+from gpusched_client.wire.message import Response
+from gpuschedd.api import views
+from gpuschedd.api.limits import POSITIONS_MAX
+from gpuschedd.api.methods.reading import find, job_views, read
+from gpuschedd.api.registry import Call, handles
+from gpuschedd.core import forecast
+from gpuschedd.core.job import Job
+from gpuschedd.core.priority import queue_order
+
+UID_DIGITS_MAX = 10  # more is not a uid
+
+
+@handles(JobsRequest)
+async def jobs(call: Call, request: JobsRequest) -> Response:
+    since_s = None
+    if request.ended_within_s is not None:
+        since_s = call.controller.clock.wall_s() - request.ended_within_s
+    names, uids = _names_and_uids(request.users)
+    if request.name is not None and call.services.auth.hides_names(call.caller):
+        # Who may not see a name may not try it either.
+        uids = [call.caller.uid] if uids is None or call.caller.uid in uids else []
+    await call.services.budget.acquire(call.caller.uid, request.limit)
+    jobs, total = await read(
+        call,
+        lambda history: history.jobs(
+            ids=None if request.ids is None else [JobId(job_id) for job_id in request.ids],
+            uids=uids,
+            users=names,
+            states=None if request.states is None else [str(s) for s in request.states],
+            name=request.name,
+            ended_since_s=since_s,
+            before_id=None if request.before_id is None else JobId(request.before_id),
+            limit=request.limit,
+        ),
+    )
+    return JobsResult(jobs=await job_views(call, jobs), total=total)
+
+
+@handles(JobQuery)
+async def job(call: Call, request: JobQuery) -> Response:
+    job_id = JobId(request.job_id)
+    job = await find(call, job_id)
+    (view,) = await job_views(call, [job])
+    if not call.caller.may_change(job):
+        return view
+    payload, events, promise, uses = await read(
+        call,
+        lambda history: (
+            history.payload(job_id),
+            history.events(job_id),
+            history.promise_of(job_id),
+            history.gpu_uses(job_id),
+        ),
+    )
+    view = views.with_request(view, payload)
+    state = call.state
+    view = views.with_use(view, state, job, call.services.gpu_readings.uses_now(job) or uses)
+    if job.state is JobState.PENDING and job_id in state.queues:
+        view = _explained(call, view, job)
+    if promise is not None and view.promised_start_s is None:
+        view = replace(view, promised_start_s=promise.start_by_s)
+    return replace(view, events=tuple(views.job_event(event) for event in events))
+
+
+def _explained(call: Call, view: JobView, job: Job) -> JobView:
+    """Where it stands, its priority in parts, and with what it would start now."""
+    snapshot, policy = call.controller.snapshots.take(), call.state.policy
+    found = forecast.counterfactuals(snapshot, policy, job.job_id)
+    view = replace(view, explanations=tuple(f"would start now {entry.text}" for entry in found))
+    front = islice(queue_order(snapshot, policy), POSITIONS_MAX)
+    for place, (waiting, parts) in enumerate(front, start=1):
+        if waiting.job_id == job.job_id:
+            return replace(
+                view,
+                queue_position=place,
+                priority=parts.priority,
+                priority_parts={"fair": parts.fair, "age": parts.age, "nice": parts.nice},
+            )
+    return view
+
+
+def _names_and_uids(
+    users: tuple[str, ...] | None,
+) -> tuple[list[str] | None, list[int] | None]:
+    """Names, or decimal uids where all are numbers."""
+    if users is None:
+        return None, None
+    if all(user.isascii() and user.isdecimal() for user in users):
+        return None, [int(user) for user in users if len(user) <= UID_DIGITS_MAX]
+    return list(users), None

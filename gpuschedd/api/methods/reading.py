@@ -1,0 +1,88 @@
+"""What several methods read: jobs, live or from the database, as a caller may see them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import TypeVar
+
+from gpusched_client.errors import NotFound
+from gpusched_client.terms import JobId, JobState
+from gpusched_client.wire.gpu_messages import GpuView
+from gpusched_client.wire.job_messages import JobView, Outcome
+from gpuschedd.api import views
+from gpuschedd.api.limits import VIEWS_AT_ONCE
+from gpuschedd.api.registry import Call
+from gpuschedd.core.job import Job
+from gpuschedd.jobs.outcomes import not_yours
+from gpuschedd.store.history import History
+
+T = TypeVar("T")
+
+
+async def read(call: Call, work: Callable[[History], T]) -> T:
+    """The answer of the database, when the caller's turn has come. Raises LimitReached."""
+    return await call.services.reader.ask(call.caller.uid, work)
+
+
+async def find(call: Call, job_id: JobId) -> Job:
+    """The job, live or not. Raises NotFound."""
+    job = call.state.jobs.get(job_id)
+    if job is None:
+        job = await read(call, lambda history: history.job(job_id))
+    if job is None:
+        raise NotFound(f"there is no job {job_id}", {"job_id": job_id})
+    return job
+
+
+async def job_views(call: Call, jobs: Iterable[Job]) -> tuple[JobView, ...]:
+    """As the caller may see them, each as it is given: jobs of different instants would
+    contradict each other. Others have their turns in between.
+    """
+    state, clock = call.state, call.controller.clock
+    jobs = tuple(jobs)
+    waits = any(job.state is JobState.PENDING for job in jobs)
+    expected = await call.services.expected.find() if waits else {}
+    job_ids = [job.job_id for job in jobs]
+    briefs = await read(call, lambda history: history.briefs(job_ids)) if jobs else {}
+    shown = []
+    for number, job in enumerate(jobs, start=1):
+        own = call.caller.may_change(job)
+        hides = call.services.auth.hides_names(call.caller) and not own
+        view = views.job_view(state, clock, job, expected, own=own, hides_name=hides)
+        brief = None if hides else briefs.get(job.job_id)
+        shown.append(view if brief is None else views.with_brief(view, brief))
+        if number % VIEWS_AT_ONCE == 0:
+            await call.services.budget.pause(call.caller.uid)
+    return tuple(shown)
+
+
+async def with_finals(
+    call: Call,
+    outcomes: tuple[Outcome, ...],
+    of_final: Callable[[Job], Outcome],
+) -> tuple[Outcome, ...]:
+    """Jobs that are not live may be in the database: they are over, not unknown."""
+    missed = [JobId(entry.job_id) for entry in outcomes if entry.code == NotFound.code]
+    if not missed:
+        return outcomes
+    jobs, _ = await read(call, lambda history: history.jobs(ids=missed))
+    found = {job.job_id: job for job in jobs}
+
+    def outcome_of(entry: Outcome) -> Outcome:
+        job = found.get(JobId(entry.job_id))
+        if entry.code != NotFound.code or job is None or not job.is_final:
+            return entry
+        if not call.caller.may_change(job):
+            denied = not_yours(job)
+            return replace(entry, code=denied.code, text=denied.message)
+        return of_final(job)
+
+    return tuple(outcome_of(entry) for entry in outcomes)
+
+
+def gpu_views(call: Call) -> list[GpuView]:
+    """All GPUs, as of the last sample."""
+    return views.gpu_views(
+        call.state, call.services.gpu_readings.used(), stale=call.services.gpu_readings.is_stale
+    )

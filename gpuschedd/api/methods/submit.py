@@ -1,0 +1,86 @@
+"""`hello` and `submit`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gpusched_client.terms import JobId
+from gpusched_client.wire.admin_messages import Hello, HelloResult
+from gpusched_client.wire.limits import PROTOCOL_VERSION
+from gpusched_client.wire.message import Response
+from gpusched_client.wire.submit_messages import SubmitRequest, SubmitResult
+from gpuschedd import __version__
+from gpuschedd.api.methods.reading import read
+from gpuschedd.api.registry import Call, handles
+from gpuschedd.core.advice import beyond_limit
+from gpuschedd.core.advice import warnings_for as advice_for
+from gpuschedd.core.plan import plan as make_plan
+from gpuschedd.core.plan import reason_of
+from gpuschedd.jobs import submit
+
+
+@handles(Hello)
+async def hello(call: Call, _request: Hello) -> Response:
+    return HelloResult(
+        protocol=PROTOCOL_VERSION,
+        version=__version__,
+        mode=call.services.mode.value,
+        uid=call.caller.uid,
+        user=call.caller.user,
+        admin=call.caller.is_admin,
+    )
+
+
+@handles(SubmitRequest)
+async def submit_jobs(call: Call, request: SubmitRequest) -> Response:
+    if request.dry_run:
+        return _dry_run(call, request)
+    state, key = call.state, (call.caller.uid, request.submission_id or "")
+    # Taken along: it may be forgotten before the request's turn comes.
+    earlier = state.submissions.get(key)
+    if request.submission_id and state.submissions_forgotten and earlier is None:
+        earlier = await read(call, lambda history: history.submission(*key))
+    result: SubmitResult = await call.controller.call(
+        lambda batch: submit.submit(batch, call.caller, request, earlier)
+    )
+    return _advised(call, result)
+
+
+def _advised(call: Call, result: SubmitResult) -> SubmitResult:
+    """With a warning where foreign use, drains or a limit of the user's are in the way."""
+    state = call.state
+    ids = map(JobId, result.job_ids)
+    jobs = [state.jobs[job_id] for job_id in ids if job_id in state.jobs]
+    most = call.controller.snapshots.limit_of(call.caller.user).max_gpus
+    advice = (*beyond_limit(jobs, most), *advice_for(jobs, state.gpus, state.policy))
+    return replace(result, warnings=(*result.warnings, *advice)) if advice else result
+
+
+def _dry_run(call: Call, request: SubmitRequest) -> SubmitResult:
+    """What would happen to the jobs if they were submitted now. Stores nothing."""
+    state = call.state
+    batch = call.controller.new_batch()
+    child = batch.child()
+    result = submit.submit(child, call.caller, replace(request, submission_id=None), None)
+    trial = [child.job(JobId(job_id)) for job_id in result.job_ids]
+    jobs = [job for job in trial if job is not None and job.hold is None]
+    snapshot = call.controller.snapshots.take_with(jobs)
+    made = make_plan(snapshot, state.policy, len(jobs) + 1_000)
+    indices = state.gpu_index_of()
+    starting = {start.job_id: start for start in made.starts}
+    would_start, reasons = [], []
+    for job in trial:
+        assert job is not None
+        start = starting.get(job.job_id)
+        if job.hold is not None:
+            would_start.append("")
+            reasons.append("it would be held until it is released")
+        elif start is None:
+            would_start.append("")
+            reasons.append(reason_of(made, job.job_id).text)
+        else:
+            numbers = sorted(indices.get(grant.uuid, -1) for grant in start.grants)
+            named = "GPU " if len(numbers) == 1 else "GPUs "
+            would_start.append(named + ", ".join(map(str, numbers)) if numbers else "no GPU")
+            reasons.append("")
+    return replace(result, job_ids=(), would_start=tuple(would_start), reasons=tuple(reasons))

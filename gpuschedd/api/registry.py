@@ -1,0 +1,151 @@
+"""Which handler answers which request, and what a handler is given.
+
+A method is declared once, by its request in gpusched_client.wire; `@handles` gives that request its
+handler. The modules of `methods` register themselves when they are imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from gpusched_client.terms import GpuUuid, Mode
+from gpusched_client.wire.message import Response
+from gpusched_client.wire.methods import Request
+from gpuschedd.api.auth import Authenticator, Peer
+from gpuschedd.api.backups import Backups
+from gpuschedd.api.expected import ExpectedStarts
+from gpuschedd.api.health_report import HealthReport
+from gpuschedd.api.limits import RequestBudget
+from gpuschedd.api.readers import FairReader
+from gpuschedd.api.subscriptions import Subscriptions
+from gpuschedd.core.job import Job
+from gpuschedd.gpu.source import UsedGpu
+from gpuschedd.jobs.controller import Controller
+from gpuschedd.jobs.principal import Principal
+from gpuschedd.jobs.state import State
+from gpuschedd.store.records import GpuUse
+
+
+class Connection(Protocol):
+    """What a handler may do with the connection beyond its one reply."""
+
+    @property
+    def peer(self) -> Peer:
+        """Who is at the other end."""
+
+    def notify(self, method: str, params: Mapping[str, Any]) -> bool:
+        """Send a notification; False while the reader is too far behind."""
+
+    def on_close(self, callback: Callable[[], None]) -> None:
+        """Call back when the connection is gone."""
+
+    @property
+    def is_watching(self) -> bool:
+        """Whether a watch is on."""
+
+    def keep_open(self) -> None:
+        """A watch is on: the connection may be silent."""
+
+
+class GpuReadings(Protocol):
+    """What readers see of the GPUs beyond the controller's state."""
+
+    @property
+    def is_stale(self) -> bool:
+        """True while the last sweeps failed."""
+
+    @property
+    def trouble(self) -> str | None:
+        """Why there is nothing to place on, as far as driver and configuration tell."""
+
+    def used(self) -> Mapping[GpuUuid, UsedGpu]:
+        """The last reading of each GPU."""
+
+    def uses_now(self, job: Job) -> Sequence[GpuUse]:
+        """What a running job has used so far; empty where it is not metered."""
+
+
+class GpuControl(Protocol):
+    """What administrators do to the GPUs."""
+
+    def refresh(self) -> None:
+        """Something beside the samples has changed."""
+
+    def acknowledge(self, uuid: GpuUuid) -> None:
+        """Put a sick GPU back into service, whatever it was taken out for."""
+
+    async def release(self, why: str) -> None:
+        """Release the driver; nothing is placed until `resume`."""
+
+    async def resume(self) -> None:
+        """Open the driver again, with whatever GPUs there are now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """The parts of the daemon that handlers use."""
+
+    mode: Mode
+    controller: Controller
+    auth: Authenticator
+    budget: RequestBudget
+    reader: FairReader
+    expected: ExpectedStarts
+    subscriptions: Subscriptions
+    gpu_readings: GpuReadings
+    gpu_control: GpuControl
+    health: HealthReport
+    backups: Backups
+    reload: Callable[[], Awaitable[tuple[str, ...]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request that was authorised: who asks, over which connection, and of what."""
+
+    connection: Connection
+    caller: Principal
+    services: Services
+
+    @property
+    def controller(self) -> Controller:
+        """The owner of job state."""
+        return self.services.controller
+
+    @property
+    def state(self) -> State:
+        """As of the last commit; read only."""
+        return self.services.controller.state
+
+
+class Service(Protocol):
+    """What a server hands requests to."""
+
+    async def handle(self, connection: Connection, request: Request[Any]) -> Response:
+        """The response. Raises GpuschedError."""
+
+
+Handler = Callable[[Call, Any], Awaitable[Response]]
+H = TypeVar("H", bound=Handler)
+
+#: By the class of the request; filled by `handles`.
+HANDLERS: dict[type[Request[Any]], Handler] = {}
+
+
+def handles(*requests: type[Request[Any]]) -> Callable[[H], H]:
+    """Register the function as the handler of these requests."""
+
+    def register(handler: H) -> H:
+        for request in requests:
+            assert request not in HANDLERS, f"{request.__name__} has a handler"
+            HANDLERS[request] = handler
+        return handler
+
+    return register
+
+
+def unhandled(requests: Iterable[type[Request[Any]]]) -> list[str]:
+    """Names of declared requests that nobody answers."""
+    return sorted(request.__name__ for request in requests if request not in HANDLERS)

@@ -1,0 +1,28 @@
+"""What programs print when an allocation on a GPU fails, by framework."""
+
+from __future__ import annotations
+
+#: Regular expressions, for text in lower case. gRPC also says RESOURCE_EXHAUSTED, for quotas: only
+#: XLA's wording counts.
+OOM_PATTERNS = (
+    r"cuda out of memory",
+    r"torch\.outofmemoryerror",
+    r"torch\.cuda\.outofmemoryerror",
+    r"cuda(?: runtime| driver)? error[^\n]{0,40}: out of memory",
+    r"cuda failure(?: \d+)? 'out of memory'",
+    r"out_of_memory: cuda error",
+    r"cuda_error_out_of_memory",
+    r"cudaerrormemoryallocation",
+    r"(?:cudamalloc|cumemalloc|hipmalloc)[^\n]{0,20} failed: out of memory",
+    r"cublas_status_alloc_failed",
+    r"cudnn_status_alloc_failed",
+    r"resource_exhausted: (?:out of memory|attempting to allocate|failed to allocate request)",
+    r"resource_exhausted: allocator \(gpu[^\n]*ran out of memory",
+    r"out of memory error on gpu",
+    r"oom when allocating tensor[^\n]*gpu",
+    r"cupy[a-z_.]*\.outofmemoryerror",
+    r"rocm error: out of memory",
+    r"hip out of memory",
+    r"hiperroroutofmemory",
+    r"hip error[^\n]{0,40}: out of memory",
+)

@@ -1,0 +1,210 @@
+"""The overlay in which a batch is tried before it is real.
+
+Reads fall through to the state of the last commit. Each command gets a child of its own, so that a
+refused one leaves no trace. Nothing here does I/O.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from gpusched_client.terms import EventKind, GpuUuid, JobId
+from gpuschedd.core import admission
+from gpuschedd.core.job import Job, JobEvent, advance
+from gpuschedd.core.model import Gpu, PromiseException
+from gpuschedd.jobs.state import State
+from gpuschedd.store.records import (
+    RECENT_SUBMISSIONS_MAX,
+    AccountRow,
+    AttemptEnd,
+    AuditRow,
+    Changes,
+    Event,
+    GpuRow,
+    GpuUse,
+    Payload,
+    Remembered,
+    Submission,
+)
+
+
+class Batch:
+    """Changes that are tried: reads fall through to the parent, and to the state beneath."""
+
+    def __init__(self, state: State, now_s: float, wall_s: float, parent: Batch | None = None):
+        self.state = state
+        self.now_s = now_s
+        self.wall_s = wall_s
+        self._parent = parent
+        self._jobs: dict[JobId, Job] = {}
+        self._submissions: dict[tuple[int, str], Submission] = {}
+        self._live_of: Counter[int] = Counter()
+        self.payloads: dict[JobId, Payload] = {}
+        self.rested: set[JobId] = set()  # jobs whose age begins anew
+        self.voided: dict[JobId, PromiseException | None] = {}  # promises that end by a change
+        self.events: list[Event] = []
+        self.audits: list[AuditRow] = []
+        self.gpu_rows: dict[GpuUuid, GpuRow] = {}
+        self.gpus_seen: tuple[Gpu, ...] = ()  # they count for what could ever run here
+        self.gpu_uses: list[GpuUse] = []
+        self.health: Mapping[GpuUuid, Remembered] | None = None
+        self.accounts: dict[int, AccountRow] = {}
+        self.attempts: list[AttemptEnd] = []
+        self.next_job_id: int = parent.next_job_id if parent else state.next_job_id
+
+    def child(self) -> Batch:
+        """An overlay for one command."""
+        return Batch(self.state, self.now_s, self.wall_s, self)
+
+    def absorb(self, child: Batch) -> None:
+        """Take over what a command that was not refused has changed."""
+        self._jobs.update(child._jobs)
+        self._submissions.update(child._submissions)
+        self._live_of.update(child._live_of)
+        self.payloads.update(child.payloads)
+        self.rested |= child.rested
+        self.voided |= child.voided
+        self.events += child.events
+        self.audits += child.audits
+        self.gpu_rows.update(child.gpu_rows)
+        self.gpus_seen = child.gpus_seen or self.gpus_seen
+        self.gpu_uses += child.gpu_uses
+        self.health = self.health if child.health is None else child.health
+        self.accounts.update(child.accounts)
+        self.attempts += child.attempts
+        self.next_job_id = child.next_job_id
+
+    def job(self, job_id: JobId) -> Job | None:
+        """The job with the batch's changes; None when it is not live."""
+        found = self._jobs.get(job_id)
+        if found is not None:
+            return found
+        return self._parent.job(job_id) if self._parent else self.state.jobs.get(job_id)
+
+    def gpu_row(self, uuid: GpuUuid) -> GpuRow | None:
+        """A GPU's row with the batch's changes."""
+        found = self.gpu_rows.get(uuid)
+        if found is not None:
+            return found
+        return self._parent.gpu_row(uuid) if self._parent else self.state.gpu_rows.get(uuid)
+
+    def live_jobs(self) -> Iterator[Job]:
+        """Every live job with the batch's changes."""
+        seen = set()
+        level: Batch | None = self
+        while level is not None:
+            for job_id, job in level._jobs.items():
+                if job_id not in seen:
+                    seen.add(job_id)
+                    yield job
+            level = level._parent
+        yield from (job for job_id, job in self.state.jobs.items() if job_id not in seen)
+
+    def submission(self, uid: int, submission_id: str) -> Submission | None:
+        """An earlier submission under this id, of this batch or before."""
+        found = self._submissions.get((uid, submission_id))
+        if found is not None:
+            return found
+        if self._parent:
+            return self._parent.submission(uid, submission_id)
+        return self.state.submissions.get((uid, submission_id))
+
+    def live_count(self, uid: int) -> int:
+        """A user's jobs that are not final."""
+        below = self._parent.live_count(uid) if self._parent else self.state.live_of[uid]
+        return below + self._live_of[uid]
+
+    def live_total(self) -> int:
+        """All jobs that are not final."""
+        below = self._parent.live_total() if self._parent else len(self.state.jobs)
+        return below + self._live_of.total()
+
+    def take_job_id(self) -> JobId:
+        """The next id; a refused command's ids are given again."""
+        job_id = JobId(self.next_job_id)
+        self.next_job_id += 1
+        return job_id
+
+    def add(self, job: Job, payload: Payload) -> None:
+        """A new job."""
+        self._jobs[job.job_id] = job
+        self.payloads[job.job_id] = payload
+        self._live_of[job.uid] += 1
+
+    def remember(self, submission: Submission) -> None:
+        """An idempotency key of this batch."""
+        self._submissions[(submission.uid, submission.submission_id)] = submission
+
+    def put(self, job: Job) -> None:
+        """A changed job, in the same state."""
+        before = self.job(job.job_id)
+        assert before is not None
+        assert before.state is job.state
+        self._jobs[job.job_id] = job
+
+    def advance(self, job: Job, event: JobEvent) -> Job:
+        """Move a job through the table of states."""
+        after = advance(job, event)
+        if after.is_final:
+            self._live_of[job.uid] -= 1
+        self._jobs[job.job_id] = after
+        return after
+
+    def emit(self, kind: EventKind, job: Job | None = None, **data: object) -> None:
+        """An event, for watchers, the log and the accounting database."""
+        self.events.append(
+            Event(
+                kind=kind.value,
+                at_s=self.wall_s,
+                job_id=job.job_id if job else None,
+                uid=job.uid if job else None,
+                data=data,
+            )
+        )
+
+    def changed_jobs(self) -> dict[JobId, Job]:
+        """The jobs that this batch adds or changes."""
+        return self._jobs
+
+    def changed_submissions(self) -> list[Submission]:
+        """The idempotency keys that this batch adds."""
+        return list(self._submissions.values())
+
+    def into(self, changes: Changes) -> None:
+        """What of this batch is to be written."""
+        changes.jobs.update(self._jobs)
+        changes.payloads.update(self.payloads)
+        changes.submissions += self.changed_submissions()
+        changes.audits += self.audits
+        changes.gpus.update(self.gpu_rows)
+        changes.gpu_uses += self.gpu_uses
+        changes.health = self.health
+        changes.accounts.update(self.accounts)
+        changes.attempts += self.attempts
+
+
+def apply(state: State, batch: Batch) -> None:
+    """Make a committed batch real."""
+    for job_id, job in batch.changed_jobs().items():
+        state.index(job)
+        if job.is_final:
+            state.jobs.pop(job_id, None)
+            state.ages.pop(job_id, None)
+        else:
+            state.jobs[job_id] = job
+    state.live_of.update(batch._live_of)
+    for uid in batch._live_of:
+        if state.live_of[uid] == 0:
+            del state.live_of[uid]
+            state.user_of.pop(uid, None)
+    state.next_job_id = batch.next_job_id
+    for submission in batch.changed_submissions():
+        state.submissions[(submission.uid, submission.submission_id)] = submission
+    while len(state.submissions) > RECENT_SUBMISSIONS_MAX:
+        state.submissions.popitem(last=False)
+        state.submissions_forgotten = True
+    state.gpu_rows.update(batch.gpu_rows)
+    if batch.gpus_seen:
+        state.inventory = admission.seen(state.inventory, batch.gpus_seen)
+    state.health = state.health if batch.health is None else batch.health

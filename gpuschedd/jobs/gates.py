@@ -1,0 +1,200 @@
+"""Gates: what keeps a pending job from waiting for GPUs alone, each with its reason and its time.
+
+A gate of a job says whether it blocks, why in words and numbers, and when it opens by itself. A
+gate of the host keeps everything from starting while queues and ages go on. Whatever is asked about
+eligibility is answered here; nothing else looks at the fields behind it. No I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from gpusched_client.terms import HoldKind, JobState, PendingReason
+from gpuschedd.core.job import Job
+from gpuschedd.core.model import Reason
+from gpuschedd.core.plan import reason_of
+
+if TYPE_CHECKING:
+    from gpusched_client.wire.submit_messages import JobRequest
+    from gpuschedd.jobs.state import State
+
+
+class Gate(Protocol):
+    """One thing that a pending job may wait for before it is eligible.
+
+    `rests`: the job's age begins anew when the gate opens by itself.
+    """
+
+    rests: bool
+
+    def asked(self, wanted: JobRequest) -> Mapping[str, Any]:
+        """The fields of a new job that its request sets here."""
+
+    def blocks(self, job: Job, now_s: float) -> Reason | None:
+        """Why the job is not eligible at now_s (scheduler time); None: not for this."""
+
+    def opens_at_s(self, job: Job) -> float | None:
+        """When it opens by itself, in scheduler time; None: it is open, or somebody opens it."""
+
+    def opened(self, job: Job) -> Job:
+        """The job without its trace, once its time has passed."""
+
+
+class Hold:
+    """Held by its owner, an admin, or the daemon, until somebody releases it."""
+
+    rests = True
+
+    def asked(self, wanted: JobRequest) -> Mapping[str, Any]:
+        return {"hold": HoldKind.USER if wanted.hold else None}
+
+    def blocks(self, job: Job, now_s: float) -> Reason | None:
+        del now_s
+        match job.hold:
+            case None:
+                return None
+            case HoldKind.LAUNCH:
+                return Reason(
+                    PendingReason.LAUNCH_FAILED,
+                    f"held after {job.launch_failures} failed launches: {job.hold_detail}",
+                    {"failures": job.launch_failures},
+                )
+            case HoldKind.ACCOUNT | HoldKind.CONFIG:
+                return Reason(PendingReason.HELD, f"held: {job.hold_detail}")
+            case HoldKind.USER:
+                return Reason(PendingReason.HELD, "held by its owner")
+            case HoldKind.ADMIN:
+                return Reason(PendingReason.HELD, "held by an admin")
+
+    def opens_at_s(self, job: Job) -> float | None:
+        del job
+        return None
+
+    def opened(self, job: Job) -> Job:
+        return job
+
+
+class Backoff:
+    """Waits before the next launch, after one that failed or that the host could not make."""
+
+    rests = False
+
+    def asked(self, wanted: JobRequest) -> Mapping[str, Any]:
+        del wanted
+        return {}
+
+    def blocks(self, job: Job, now_s: float) -> Reason | None:
+        if job.not_before_sched_s is None or job.not_before_sched_s <= now_s:
+            return None
+        wait_s = job.not_before_sched_s - now_s
+        return Reason(
+            PendingReason.LAUNCH_BACKOFF,
+            f"launch failed {job.launch_failures} time(s); next try in {wait_s:.0f} s"
+            if job.launch_failures
+            else f"the host could not start it; next try in {wait_s:.0f} s",
+            {"failures": job.launch_failures, "wait_s": wait_s},
+        )
+
+    def opens_at_s(self, job: Job) -> float | None:
+        return job.not_before_sched_s
+
+    def opened(self, job: Job) -> Job:
+        return replace(job, not_before_sched_s=None)
+
+
+class BeginTime:
+    """Not before a time of its owner's."""
+
+    rests = True
+
+    def asked(self, wanted: JobRequest) -> Mapping[str, Any]:
+        del wanted
+        return {}
+
+    def blocks(self, job: Job, now_s: float) -> Reason | None:
+        if job.begin_at_sched_s is None or job.begin_at_sched_s <= now_s:
+            return None
+        wait_s = job.begin_at_sched_s - now_s
+        return Reason(PendingReason.BEGIN_TIME, f"begins in {wait_s:.0f} s", {"wait_s": wait_s})
+
+    def opens_at_s(self, job: Job) -> float | None:
+        return job.begin_at_sched_s
+
+    def opened(self, job: Job) -> Job:
+        return replace(job, begin_at_sched_s=None)
+
+
+#: In the order in which their reasons are told.
+GATES: tuple[Gate, ...] = (Hold(), Backoff(), BeginTime())
+
+
+def asked_of(wanted: JobRequest) -> dict[str, Any]:
+    """The fields of a new job that its gates need of its request."""
+    fields: dict[str, Any] = {}
+    for gate in GATES:
+        fields |= gate.asked(wanted)
+    return fields
+
+
+def blocked_by(job: Job, now_s: float) -> Reason | None:
+    """Why a pending job is not eligible; None: no gate blocks it."""
+    for gate in GATES:
+        reason = gate.blocks(job, now_s)
+        if reason is not None:
+            return reason
+    return None
+
+
+def is_eligible(job: Job, now_s: float) -> bool:
+    """True for a job that waits for GPUs (or a CPU slot) alone."""
+    return job.state is JobState.PENDING and job.cancel is None and blocked_by(job, now_s) is None
+
+
+def is_timed(job: Job) -> bool:
+    """True where a gate opens by time, or did: its trace stays until `opened` takes it off."""
+    return not job.is_final and any(gate.opens_at_s(job) is not None for gate in GATES)
+
+
+def opening_times_s(job: Job) -> tuple[float, ...]:
+    """When its gates open by themselves; empty where it waits for somebody all the same."""
+    if job.state is not JobState.PENDING or job.hold is not None:
+        return ()
+    times = (gate.opens_at_s(job) for gate in GATES)
+    return tuple(at_s for at_s in times if at_s is not None)
+
+
+def opened(job: Job) -> tuple[Job, bool]:
+    """An eligible job without the traces of its gates, and whether its age begins anew."""
+    rests = any(gate.rests and gate.opens_at_s(job) is not None for gate in GATES)
+    for gate in GATES:
+        job = gate.opened(job)
+    return job, rests
+
+
+# --- the host ------------------------------------------------------------------------------------
+
+
+def host_blocked_by(state: State) -> Reason | None:
+    """Why nothing starts on this host for now; None: things do."""
+    if state.storage_blocked is not None:
+        text = f"the state directory cannot be written: {state.storage_blocked}"
+        return Reason(PendingReason.STORAGE, text)
+    if state.host_closed is not None:
+        text = f"the host is closed to users: {state.host_closed}"
+        return Reason(PendingReason.HOST_CLOSED, text)
+    return None
+
+
+def waiting_reason(state: State, job: Job, now_s: float) -> Reason:
+    """Why a pending job waits, with numbers: a gate, the host, or what the last pass says."""
+    gate = blocked_by(job, now_s) or host_blocked_by(state)
+    if gate is not None:
+        return gate
+    if state.plan is None or job.job_id not in state.queues:
+        return Reason(PendingReason.NONE, "not looked at yet")
+    reason = reason_of(state.plan, job.job_id)
+    if reason.code is PendingReason.NO_GPUS and state.gpu_problem is not None:
+        return replace(reason, text=f"{reason.text}: {state.gpu_problem}")
+    return reason

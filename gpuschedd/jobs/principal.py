@@ -1,0 +1,27 @@
+"""Who orders: the kernel's word for the uid, the host's for the name and the rights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpuschedd.core.job import Job
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who orders, as the kernel says."""
+
+    uid: int
+    user: str
+    pid: int
+    is_admin: bool
+    groups: tuple[str, ...] = ()
+    barred: str | None = None  # why this caller may submit nothing
+
+    def may_change(self, job: Job) -> bool:
+        """Owner or admin. A uid that was given to another name owns nothing of the first."""
+        return self.is_admin or self.owns(job)
+
+    def owns(self, job: Job) -> bool:
+        """Name and uid, both."""
+        return self.uid == job.uid and self.user == job.user

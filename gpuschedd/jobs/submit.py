@@ -1,0 +1,225 @@
+"""Submissions: admitted all or none, judged inside a batch. Raises GpuschedError to refuse.
+
+A refused submission leaves no trace. No I/O: everything needed is in the batch or the arguments.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import msgpack
+
+from gpusched_client.errors import (
+    Conflict,
+    Denied,
+    GpuschedError,
+    Infeasible,
+    Invalid,
+    LimitReached,
+)
+from gpusched_client.terms import EventKind
+from gpusched_client.units import format_duration
+from gpusched_client.wire.limits import limit_from_wire, limit_to_wire
+from gpusched_client.wire.submit_messages import JobRequest, SubmitRequest, SubmitResult
+from gpuschedd.core import admission
+from gpuschedd.core.job import Job
+from gpuschedd.core.model import (
+    AdmittedRequest,
+    Request,
+    Topology,
+)
+from gpuschedd.jobs import gates
+from gpuschedd.jobs.batch import Batch
+from gpuschedd.jobs.principal import Principal
+from gpuschedd.store.records import Payload, Submission
+
+
+def digest_of(request: SubmitRequest) -> bytes:
+    """What a submission id stands for: the same jobs in the same order.
+
+    A map has no order: a client that writes its request again may write the names in another.
+    """
+    content = request.to_wire()
+    content.pop("submission_id", None)
+    for part in (content, content.get("common", {}), *content["jobs"]):
+        for name in ("environment", "rlimits"):
+            if part.get(name):
+                part[name] = dict(sorted(part[name].items()))
+    return hashlib.sha256(msgpack.packb(content, use_bin_type=True)).digest()
+
+
+def submit(
+    batch: Batch, caller: Principal, request: SubmitRequest, earlier: Submission | None
+) -> SubmitResult:
+    """Admit all jobs or none. `earlier` is what the books say of the same submission id."""
+    digest = digest_of(request) if request.submission_id else b""
+    if request.submission_id:
+        known = batch.submission(caller.uid, request.submission_id) or earlier
+        if known is not None:
+            return _again(batch, known, digest, request)
+    if caller.barred is not None:
+        raise Denied(caller.barred)
+    _check_room(batch, caller, len(request.jobs))
+    admitted = [_admit(batch, caller, job, index) for index, job in enumerate(request.jobs)]
+    jobs = [
+        _new_job(batch, caller, wanted, verdict)
+        for wanted, verdict in zip(request.jobs, admitted, strict=True)
+    ]
+    ids = tuple(job.job_id for job in jobs)
+    if request.submission_id:
+        batch.remember(Submission(caller.uid, request.submission_id, digest, ids, batch.now_s))
+    return SubmitResult(
+        job_ids=ids,
+        time_limits_s=tuple(limit_to_wire(job.request.time_limit_s) for job in jobs),
+        warnings=_notes(admitted),
+    )
+
+
+def _again(batch: Batch, known: Submission, digest: bytes, request: SubmitRequest) -> SubmitResult:
+    """The first answer once more; the limits are what the host's default makes of them now."""
+    if known.digest != digest:
+        raise Conflict(
+            f"submission_id {request.submission_id!r} was used for jobs {list(known.job_ids)} with "
+            "other content; use a new id",
+            {"job_ids": list(known.job_ids)},
+        )
+    default_s = batch.state.config.scheduling.usual_time_limit_s
+    limits = [
+        limit_to_wire(default_s) if j.time_limit_s is None else j.time_limit_s for j in request.jobs
+    ]
+    return SubmitResult(job_ids=known.job_ids, time_limits_s=tuple(limits))
+
+
+def _check_room(batch: Batch, caller: Principal, count: int) -> None:
+    limits = batch.state.config.limits
+    most = limits.of(caller.user, caller.groups).queued_jobs or limits.queued_jobs
+    mine, total = batch.live_count(caller.uid), batch.live_total()
+    if mine + count > most and not caller.is_admin:
+        raise LimitReached(
+            f"{caller.user} has {mine} unfinished jobs and submits {count}; the limit is "
+            f"{most}. Wait for some to end, or cancel some.",
+            {"value": mine + count, "limit": most},
+        )
+    if total + count > limits.queued_jobs_all:
+        raise LimitReached(
+            f"the host has {total} unfinished jobs; the limit is {limits.queued_jobs_all}. "
+            "Try again later.",
+            {"value": total + count, "limit": limits.queued_jobs_all},
+        )
+
+
+def _admit(batch: Batch, caller: Principal, wanted: JobRequest, index: int) -> AdmittedRequest:
+    """The request as it will be placed; refusals say which of several jobs is meant."""
+    try:
+        _check_nice(caller, wanted.nice)
+        return admission.admit(
+            request_of(batch, caller, wanted),
+            batch.state.inventory,
+            batch.state.policy,
+        )
+    except GpuschedError as error:
+        error.data.setdefault("path", f"jobs[{index}]")
+        raise
+
+
+def _check_nice(caller: Principal, nice: int) -> None:
+    if nice < 0 and not caller.is_admin:
+        raise Denied(f"nice {nice} is negative; only an admin may raise a priority. Use 0 to 1000.")
+
+
+def request_of(batch: Batch, caller: Principal, wanted: JobRequest) -> Request:
+    """What the policy needs of a job request, with the host's defaults and limits."""
+    return Request(
+        gpus=wanted.gpus,
+        vram_bytes=wanted.vram_bytes,
+        gpu_model=wanted.gpu_model,
+        exclusive=wanted.exclusive,
+        topology=Topology(wanted.topology) if wanted.topology else Topology.ANY,
+        time_limit_s=allowed_limit_s(batch, caller, wanted.time_limit_s),
+    )
+
+
+def allowed_limit_s(batch: Batch, caller: Principal, wanted_s: int | None) -> float | None:
+    """The limit that a job gets; None: none. Raises Invalid above what this principal may ask."""
+    scheduling = batch.state.config.scheduling
+    if wanted_s is None:
+        return scheduling.usual_time_limit_s
+    limit_s = limit_from_wire(wanted_s)
+    most_s = scheduling.max_time_limit_s
+    if most_s is not None and not caller.is_admin and (limit_s is None or limit_s > most_s):
+        asked = "unlimited" if limit_s is None else format_duration(limit_s)
+        raise Invalid(
+            f"time limit {asked} is above this host's {format_duration(most_s)}; lower --time",
+            {"value": wanted_s, "limit": most_s},
+        )
+    return limit_s
+
+
+def _bounded(what: str, wanted: int | None, default: int | None, most: int | None) -> int | None:
+    """An amount of host memory or CPUs by the request, the default and the maximum."""
+    amount = default if wanted is None else wanted
+    if most is None or (amount is not None and amount <= most):
+        return amount
+    if wanted is None:
+        return most
+    raise Infeasible(
+        f"{what} {wanted} is above this host's {most}; lower it", {"value": wanted, "limit": most}
+    )
+
+
+def _new_job(batch: Batch, caller: Principal, wanted: JobRequest, admitted: AdmittedRequest) -> Job:
+    host = batch.state.config.jobs
+    job = Job(
+        job_id=batch.take_job_id(),
+        uid=caller.uid,
+        user=caller.user,
+        name=wanted.name or "job",
+        request=admitted.request,
+        submitted_at_s=batch.wall_s,
+        submitted_sched_s=batch.now_s,
+        nice=wanted.nice,
+        default_limit=wanted.time_limit_s is None,
+        memory_bytes=_bounded(
+            "host memory (bytes)",
+            wanted.memory_bytes,
+            host.default_memory_bytes,
+            host.max_memory_bytes,
+        ),
+        cpus=_bounded("number of CPUs", wanted.cpus, host.default_cpus, host.max_cpus),
+        whole_note=admitted.note,
+        retries=wanted.retries,
+        **gates.asked_of(wanted),
+    )
+    batch.add(job, payload_of(wanted))
+    batch.emit(
+        EventKind.JOB_SUBMITTED, job, gpus=job.request.gpus, vram_bytes=job.request.vram_bytes
+    )
+    return job
+
+
+def payload_of(wanted: JobRequest) -> Payload:
+    """The part of a request that only the launch needs."""
+    if wanted.shell is not None:
+        argv: tuple[bytes, ...] = (b"/bin/sh", b"-c", wanted.shell)
+    elif wanted.script is not None:
+        argv = wanted.args
+    else:
+        argv = wanted.argv or ()
+    return Payload(
+        argv=argv,
+        script=wanted.script,
+        cwd=wanted.cwd,
+        umask=wanted.umask,
+        rlimits=tuple(
+            (name, soft, hard) for name, (soft, hard) in sorted((wanted.rlimits or {}).items())
+        ),
+        output=wanted.output,
+        error=wanted.error,
+        environment=tuple(wanted.environment.items()),
+    )
+
+
+def _notes(admitted: Sequence[AdmittedRequest]) -> tuple[str, ...]:
+    """What admission changed, each text once."""
+    return tuple(dict.fromkeys(verdict.note for verdict in admitted if verdict.note))

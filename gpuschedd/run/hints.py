@@ -1,0 +1,46 @@
+"""Hints: "ID.ATTEMPT" datagrams of supervisors. Only wake-ups: what does not read is dropped."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+from gpusched_client.terms import JobId
+from gpuschedd.gpu.attribution import JobKey
+
+HINT_BYTES_MAX = 64
+
+
+class HintSocket:
+    """The socket at which supervisors say that there is something to read."""
+
+    def __init__(self, path: Path, take: Callable[[JobKey], None]) -> None:
+        """Bound over its directory: the path of the state may be longer than a socket's address."""
+        self._take = take
+        path.unlink(missing_ok=True)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            self._socket.bind(f"/proc/self/fd/{directory}/{path.name}")
+        finally:
+            os.close(directory)
+        os.chmod(path, 0o600)
+        asyncio.get_running_loop().add_reader(self._socket, self._read)
+
+    def close(self) -> None:
+        """Hear no more of them; supervisors do not notice."""
+        asyncio.get_running_loop().remove_reader(self._socket)
+        self._socket.close()
+
+    def _read(self) -> None:
+        while True:
+            try:
+                content = self._socket.recv(HINT_BYTES_MAX)
+            except (BlockingIOError, InterruptedError):
+                return
+            job_id, dot, attempt = content.decode("ascii", "replace").partition(".")
+            if dot and job_id.isdecimal() and attempt.isdecimal():
+                self._take((JobId(int(job_id)), int(attempt)))

@@ -1,0 +1,160 @@
+"""The columns of a job, each once: out of the record into its row, and back."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from gpusched_client.terms import Cause, HoldKind, JobState
+from gpuschedd.core.job import CancelOrder, Job
+from gpuschedd.core.model import Grant, Request, Topology
+from gpuschedd.store.rows import crc
+
+
+class Home(Enum):
+    """The record that a column's value belongs to."""
+
+    JOB = "job"
+    REQUEST = "request"
+    CANCEL = "cancel"
+    NONE = "none"  # derived: written for queries, not read back
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of the table `job`.
+
+    `field` of its home holds the value; `write` makes it one of SQLite's, `read` the record's
+    again; both leave None alone. `later`: added after others were written, so it is not summed
+    while it is None and rows from before stay sound.
+    """
+
+    name: str
+    home: Home
+    field: str
+    write: Callable[[Any], Any] | None = None
+    read: Callable[[Any], Any] | None = None
+    later: bool = False
+
+    def value_of(self, job: Job) -> Any:
+        """As it is stored."""
+        record = {Home.JOB: job, Home.REQUEST: job.request, Home.CANCEL: job.cancel}.get(
+            self.home, job
+        )
+        value = None if record is None else getattr(record, self.field)
+        return value if value is None or self.write is None else self.write(value)
+
+    def value_from(self, row: sqlite3.Row) -> Any:
+        """As the record has it."""
+        value = row[self.name]
+        return value if value is None or self.read is None else self.read(value)
+
+
+def _own(name: str, read: Callable[[Any], Any] | None = None) -> Column:
+    return Column(name, Home.JOB, name, str if _is_enum(read) else None, read)
+
+
+def _asked(name: str, read: Callable[[Any], Any] | None = None) -> Column:
+    return Column(name, Home.REQUEST, name, str if _is_enum(read) else None, read)
+
+
+def _cancelled(name: str, field: str) -> Column:
+    return Column(name, Home.CANCEL, field)
+
+
+def _is_enum(read: object) -> bool:
+    return isinstance(read, type) and issubclass(read, Enum)
+
+
+def _signals(text: str) -> tuple[tuple[int, int], ...]:
+    return tuple((number, signum) for number, signum in json.loads(text))
+
+
+#: In the order of the checksum: a new one goes to the end, as `later`.
+COLUMNS = (
+    _own("job_id"),
+    _own("uid"),
+    _own("user"),
+    _own("name"),
+    _own("attempt"),
+    _own("nice"),
+    _own("default_limit", bool),
+    _own("hold", HoldKind),
+    _own("hold_detail"),
+    _own("memory_bytes"),
+    _own("cpus"),
+    _own("whole_note"),
+    _own("submitted_at_s"),
+    _own("started_at_s"),
+    _own("ended_at_s"),
+    _own("submitted_sched_s"),
+    _own("decided_sched_s"),
+    _own("decided_limit_s"),
+    _own("stuck", bool),
+    _own("started_sched_s"),
+    _own("main_ended_sched_s"),
+    _own("warned_limit_s"),
+    _own("not_before_sched_s"),
+    _own("begin_at_sched_s"),
+    _own("whole", bool),
+    _own("exit_code"),
+    _own("exit_signal"),
+    _own("cause_detail"),
+    _own("cpu_user_s"),
+    _own("cpu_system_s"),
+    _own("max_rss_bytes"),
+    _own("launch_failures"),
+    _own("retries"),
+    _own("retries_used"),
+    _asked("gpus"),
+    _asked("vram_bytes"),
+    _asked("gpu_model"),
+    _asked("exclusive", bool),
+    _asked("topology", Topology),
+    _asked("time_limit_s"),
+    _asked("card_bytes"),
+    _own("state", JobState),
+    _own("cause", Cause),
+    Column("signals", Home.JOB, "signals", json.dumps, _signals),
+    Column("final", Home.NONE, "is_final", int),
+    _cancelled("cancel_uid", "by_uid"),
+    _cancelled("cancel_by", "by"),
+    _cancelled("cancel_at_s", "at_s"),
+    _cancelled("cancel_reason", "reason"),
+)
+_OF_JOB = tuple(column for column in COLUMNS if column.home is Home.JOB)
+_OF_REQUEST = tuple(column for column in COLUMNS if column.home is Home.REQUEST)
+_LATER = frozenset(column.name for column in COLUMNS if column.later)
+_OF_CANCEL = tuple(column for column in COLUMNS if column.home is Home.CANCEL)
+
+
+def job_values(job: Job) -> dict[str, Any]:
+    """A job as a row, by the names of its columns."""
+    return {column.name: column.value_of(job) for column in COLUMNS}
+
+
+def job_crc(values: Mapping[str, Any], grants: tuple[Grant, ...]) -> int:
+    """Over a job's row and what it holds."""
+    held = [f"{g.uuid} {g.held_bytes} {g.declared_bytes}" for g in grants]
+    summed = [value for name, value in values.items() if value is not None or name not in _LATER]
+    return crc([*summed, *sorted(held)])
+
+
+def job_from(row: sqlite3.Row, grants: Mapping[int, tuple[Grant, ...]]) -> Job:
+    """A job out of its row and the grants of the jobs of a query. Raises DatabaseError."""
+    fields = _read(_OF_JOB, row)
+    cancel = CancelOrder(**_read(_OF_CANCEL, row)) if row["cancel_at_s"] is not None else None
+    held = grants.get(row["job_id"], ()) if row["decided_sched_s"] is not None else ()
+    request = Request(**_read(_OF_REQUEST, row))
+    job = Job(**fields, request=request, cancel=cancel, grants=held)
+    if row["crc"] != job_crc(job_values(job), held):
+        raise sqlite3.DatabaseError(f"the row of job {row['job_id']} is damaged")
+    return job
+
+
+def _read(columns: tuple[Column, ...], row: sqlite3.Row) -> dict[str, Any]:
+    return {column.field: column.value_from(row) for column in columns}

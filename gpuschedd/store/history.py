@@ -1,0 +1,163 @@
+"""The reading connection: questions about the past, so that a slow one never delays a commit."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from gpusched_client.errors import StorageError
+from gpusched_client.terms import JobId
+from gpuschedd.core.job import Job
+from gpuschedd.store.columns import job_from
+from gpuschedd.store.database import connect
+from gpuschedd.store.queries import gpu_uses, grants_of, read_payload
+from gpuschedd.store.records import Brief, Event, GpuUse, Payload, PromiseRow, Submission
+from gpuschedd.store.rows import brief_from, checked, event_from, submission_from
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class History:
+    """The reading connection: questions about the past. Blocks: call it in a reader thread."""
+
+    def __init__(self, path: Path) -> None:
+        self._db = connect(path)
+        self._db.execute("PRAGMA query_only = ON")
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._db.close()
+
+    def jobs(
+        self,
+        *,
+        ids: Iterable[JobId] | None = None,
+        uids: Iterable[int] | None = None,
+        users: Iterable[str] | None = None,
+        states: Iterable[str] | None = None,
+        name: str | None = None,
+        ended_since_s: float | None = None,
+        before_id: JobId | None = None,
+        limit: int = 1_000,
+    ) -> tuple[list[Job], int]:
+        """Matching jobs, newest last, at most limit of the newest; and how many match in all."""
+        where, values = _job_filter(ids, uids, users, states, name, ended_since_s)
+        total = self._db.execute(f"SELECT count(*) FROM job WHERE {where}", values).fetchone()[0]
+        if before_id is not None:
+            where, values = f"{where} AND job_id < ?", [*values, before_id]
+        rows = self._db.execute(
+            f"SELECT * FROM job WHERE {where} ORDER BY job_id DESC LIMIT ?", [*values, limit]
+        ).fetchall()
+        picked = ",".join(str(int(row["job_id"])) for row in rows) or "0"
+        grants = grants_of(self._db, f"job.job_id IN ({picked})")
+        return [job_from(row, grants) for row in reversed(rows)], total
+
+    def job(self, job_id: JobId) -> Job | None:
+        """One job of any age."""
+        jobs, _ = self.jobs(ids=[job_id], limit=1)
+        return jobs[0] if jobs else None
+
+    def payload(self, job_id: JobId) -> Payload | None:
+        """What was asked, without the environment."""
+        return read_payload(self._db, job_id, with_environment=False)
+
+    def briefs(self, job_ids: Iterable[JobId]) -> dict[JobId, Brief]:
+        """What lists show of these requests; jobs of an older schema are missing."""
+        picked = ",".join(str(int(job_id)) for job_id in job_ids)
+        rows = self._db.execute(f"SELECT * FROM brief WHERE job_id IN ({picked})")
+        return {JobId(row["job_id"]): brief_from(row) for row in rows}
+
+    def submission(self, uid: int, submission_id: str) -> Submission | None:
+        """An earlier submission under this id."""
+        row = self._db.execute(
+            "SELECT * FROM submission WHERE uid = ? AND submission_id = ?", (uid, submission_id)
+        ).fetchone()
+        return None if row is None else submission_from(row)
+
+    def gpu_uses(self, job_id: JobId) -> list[GpuUse]:
+        """What a job's last attempt used of its GPUs."""
+        return gpu_uses(self._db, "job.job_id = ?", (job_id,))
+
+    def events(self, job_id: JobId, limit: int = 100) -> list[Event]:
+        """A job's newest events, oldest first."""
+        rows = self._db.execute(
+            "SELECT * FROM event WHERE job_id = ? ORDER BY event_id DESC LIMIT ?", (job_id, limit)
+        ).fetchall()
+        return [event_from(row) for row in reversed(rows)]
+
+    def events_since(self, since: int, last: int, limit: int = 1_000) -> list[tuple[int, Event]]:
+        """The newest events with since < id <= last, oldest first, with their ids."""
+        rows = self._db.execute(
+            "SELECT * FROM event WHERE event_id > ? AND event_id <= ?"
+            " ORDER BY event_id DESC LIMIT ?",
+            (since, last, limit),
+        ).fetchall()
+        return [(row["event_id"], event_from(row)) for row in reversed(rows)]
+
+    def promise_of(self, job_id: JobId) -> PromiseRow | None:
+        """The newest promise that job had."""
+        row = self._db.execute(
+            "SELECT * FROM promise WHERE job_id = ? ORDER BY promised_sched_s DESC LIMIT 1",
+            (job_id,),
+        ).fetchone()
+        return PromiseRow(**checked(row, "promise")) if row else None
+
+    def promise_outcomes(self) -> dict[str, int]:
+        """How many promises ended in each way, as "lost", and by what, as "lost_by_gpu_drained"."""
+        counts: dict[str, int] = {}
+        rows = self._db.execute(
+            "SELECT coalesce(outcome, 'open'), detail, count(*) FROM promise GROUP BY 1, 2"
+        )
+        for outcome, detail, count in rows:
+            counts[outcome] = counts.get(outcome, 0) + count
+            if detail is not None:
+                counts[f"{outcome}_by_{detail}"] = count
+        return counts
+
+    def state_counts(self) -> dict[str, int]:
+        """How many jobs there are in each state, all time."""
+        return {
+            row[0]: row[1]
+            for row in self._db.execute("SELECT state, count(*) FROM job GROUP BY state")
+        }
+
+
+def read(history: History, question: Callable[[History], T]) -> T:
+    """The answer. Raises StorageError where the books cannot be read."""
+    try:
+        return question(history)
+    except (sqlite3.Error, OSError) as error:
+        log.warning("database_unreadable error=%s", error)
+        raise StorageError(
+            f"the daemon's database cannot be read: {error}; an administrator should look at its "
+            "disk and log"
+        ) from error
+
+
+def _job_filter(
+    ids: Iterable[JobId] | None,
+    uids: Iterable[int] | None,
+    users: Iterable[str] | None,
+    states: Iterable[str] | None,
+    name: str | None,
+    ended_since_s: float | None,
+) -> tuple[str, list[Any]]:
+    """A WHERE clause and its values."""
+    clauses, values = ["1"], []
+    for column, wanted in (("job_id", ids), ("uid", uids), ("user", users), ("state", states)):
+        if wanted is not None:
+            picked = list(wanted)
+            clauses.append(f"{column} IN ({','.join('?' * len(picked))})")
+            values.extend(picked)
+    if name is not None:
+        clauses.append("name = ?")
+        values.append(name)
+    if ended_since_s is not None:
+        clauses.append("(final = 0 OR (final = 1 AND ended_at_s >= ?))")
+        values.append(ended_since_s)
+    return " AND ".join(clauses), values

@@ -1,0 +1,140 @@
+"""Rows and records: what a record looks like in SQLite's types, and its checksum.
+
+A checksum is over the values as they are read, so that a damaged row is found and not acted on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+import zlib
+from collections.abc import Iterable
+from typing import Any
+
+import msgpack
+
+from gpusched_client.terms import GpuUuid, JobId
+from gpuschedd.store.records import (
+    Age,
+    Brief,
+    Event,
+    GpuRow,
+    Payload,
+    Remembered,
+    Submission,
+)
+from gpuschedd.system.clock import ClockMark
+
+
+def fields_of(row: Any) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in row.__dataclass_fields__}
+
+
+def crc(values: Iterable[Any]) -> int:
+    """A row's checksum: the same before it is written and after it is read."""
+    plain = [float(value) if isinstance(value, int | float) else value for value in values]
+    return zlib.crc32(repr(plain).encode("utf-8", "backslashreplace"))
+
+
+def checked(row: sqlite3.Row, table: str) -> dict[str, Any]:
+    """The row without its checksum. Raises DatabaseError where it does not fit."""
+    values = dict(row)
+    if values.pop("crc") != crc(values.values()):
+        raise sqlite3.DatabaseError(f"a row of {table} is damaged: {next(iter(values.values()))}")
+    return values
+
+
+def meta(db: sqlite3.Connection, key: str) -> Any:
+    row = db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+    return row[0] if row else None
+
+
+def health_from(db: sqlite3.Connection) -> dict[GpuUuid, Remembered]:
+    content: dict[str, tuple[list[str], int]] = json.loads(meta(db, "health") or "{}")
+    return {
+        GpuUuid(uuid): Remembered(tuple(pardoned), errors)
+        for uuid, (pardoned, errors) in content.items()
+    }
+
+
+def mark_from(db: sqlite3.Connection) -> ClockMark | None:
+    content = meta(db, "clock")
+    return ClockMark(*json.loads(content)) if content else None
+
+
+def gpu_row_from(row: sqlite3.Row) -> GpuRow:
+    values = checked(row, "gpu")
+    return GpuRow(**{**values, "sick_until_reboot": bool(values["sick_until_reboot"])})
+
+
+def age_from(row: sqlite3.Row) -> Age:
+    values = (row["eligible_since_s"], row["age_gained_s"], row["window_since_s"])
+    if row["age_crc"] != crc(values):
+        raise sqlite3.DatabaseError(f"the age of job {row['job_id']} is damaged")
+    return Age(*values)
+
+
+def brief_from(row: sqlite3.Row) -> Brief:
+    if zlib.crc32(row["content"]) != row["crc"]:
+        raise sqlite3.DatabaseError(f"the request of job {row['job_id']} is damaged in brief")
+    argv, whole, cwd, script_bytes = msgpack.unpackb(row["content"], raw=False)
+    return Brief(tuple(argv), whole, cwd, script_bytes)
+
+
+def pack_payload(payload: Payload) -> bytes:
+    packed: bytes = msgpack.packb(
+        {
+            "argv": list(payload.argv),
+            "script": payload.script,
+            "cwd": payload.cwd,
+            "umask": payload.umask,
+            "rlimits": [list(limit) for limit in payload.rlimits],
+            "output": payload.output,
+            "error": payload.error,
+        },
+        use_bin_type=True,
+    )
+    return packed
+
+
+def _check_payload(row: sqlite3.Row, job_id: int) -> None:
+    """Raise DatabaseError where a request is not what was submitted: it must not run."""
+    environment = row["environment"]
+    is_sound = zlib.crc32(row["content"]) == row["crc"] and (
+        environment is None or hashlib.sha256(environment).digest() == row["digest"]
+    )
+    if not is_sound:
+        raise sqlite3.DatabaseError(f"the request of job {job_id} is damaged")
+
+
+def submission_values(row: Submission) -> tuple[Any, ...]:
+    return row.uid, row.submission_id, row.digest, json.dumps(row.job_ids), row.at_sched_s
+
+
+def submission_from(row: sqlite3.Row) -> Submission:
+    checked(row, "submission")
+    ids = tuple(JobId(value) for value in json.loads(row["job_ids"]))
+    return Submission(row["uid"], row["submission_id"], row["digest"], ids, row["at_sched_s"])
+
+
+def event_from(row: sqlite3.Row) -> Event:
+    job_id = JobId(row["job_id"]) if row["job_id"] is not None else None
+    return Event(row["kind"], row["at_s"], job_id, row["uid"], json.loads(row["data"]))
+
+
+def payload_from(row: sqlite3.Row, job_id: int, *, with_environment: bool) -> Payload:
+    """A request; its environment where it is asked for and still kept. Raises DatabaseError."""
+    _check_payload(row, job_id)
+    content = msgpack.unpackb(row["content"], raw=False)
+    pairs = msgpack.unpackb(row["environment"]) if with_environment and row["environment"] else []
+    return Payload(
+        argv=tuple(content["argv"]),
+        script=content["script"],
+        cwd=content["cwd"],
+        umask=content["umask"],
+        rlimits=tuple((name, soft, hard) for name, soft, hard in content["rlimits"]),
+        output=content["output"],
+        error=content["error"],
+        environment=tuple((key, value) for key, value in pairs),
+    )
