@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gpusched_client.client import Client as Client
-    from gpusched_client.client import SubmittedJob as SubmittedJob
     from gpusched_client.errors import Conflict as Conflict
     from gpusched_client.errors import Denied as Denied
     from gpusched_client.errors import GpuschedError as GpuschedError
@@ -32,16 +31,17 @@ if TYPE_CHECKING:
     from gpusched_client.errors import StorageError as StorageError
     from gpusched_client.errors import TooLarge as TooLarge
     from gpusched_client.errors import Unavailable as Unavailable
+    from gpusched_client.submission.request import SubmittedJob as SubmittedJob
     from gpusched_client.submission.request import job_request as job_request
     from gpusched_client.terms import JobState as JobState
-    from gpusched_client.wire.protocol import JobView as JobView
+    from gpusched_client.wire.job_messages import JobView as JobView
 
 __version__ = "0.1.0"
 
 _NAMES_IN = {
-    "client": ("Client", "SubmittedJob"),
-    "submission.request": ("job_request",),
-    "wire.protocol": ("JobView",),
+    "client": ("Client",),
+    "submission.request": ("SubmittedJob", "job_request"),
+    "wire.job_messages": ("JobView",),
     "terms": ("JobState",),
     "errors": (
         *("GpuschedError", "Conflict", "Denied", "Infeasible", "Internal", "Invalid"),

@@ -1,9 +1,17 @@
-"""The words both sides speak: job states, why a job waits, ids. No behaviour beyond the words."""
+"""The words both sides speak: ids, job states, why a job waits and how it ended.
+
+Beside them what both sides do with text of users: show it so that it cannot drive a terminal, and
+fill in the names of output files. Pure.
+"""
 
 from __future__ import annotations
 
+import os
+import re
 from enum import StrEnum
 from typing import NewType
+
+from gpusched_client.errors import Invalid
 
 JobId = NewType("JobId", int)
 GpuUuid = NewType("GpuUuid", str)
@@ -31,7 +39,7 @@ class JobState(StrEnum):
 
     @property
     def is_final(self) -> bool:
-        """True when nothing will change the job any more."""
+        """True when nothing will change the job again."""
         return self in FINAL_STATES
 
     @property
@@ -65,6 +73,28 @@ FINAL_STATES = frozenset(
         JobState.DEPENDENCY_FAILED,
     }
 )
+
+
+def parse_states(text: str) -> tuple[JobState, ...]:
+    """States in a list such as "PD,RUNNING": long or short, any case; "live", "final", "all" too.
+
+    Raises Invalid.
+    """
+    states: dict[JobState, None] = {}
+    for word in text.split(","):
+        states.update(dict.fromkeys(_states_of(word.strip())))
+    return tuple(states)
+
+
+def _states_of(word: str) -> list[JobState]:
+    upper = word.upper()
+    if upper in ("LIVE", "FINAL", "ALL"):
+        return [state for state in JobState if upper == "ALL" or state.is_live == (upper == "LIVE")]
+    for state in JobState:
+        if upper in (state.value, state.short):
+            return [state]
+    known = ", ".join(f"{state.value} ({state.short})" for state in JobState)
+    raise Invalid(f"{word!r} is no job state; use live, final, all or {known}")
 
 
 class PendingReason(StrEnum):
@@ -162,3 +192,31 @@ class EventKind(StrEnum):
     GPUS_RELEASED = "gpus_released"
     GPUS_REOPENED = "gpus_reopened"
     EVENTS_DROPPED = "dropped"  # in `watch` alone: the reader was behind
+
+
+def printable(value: str | bytes) -> str:
+    """Text that cannot drive a terminal: control and format characters become escapes."""
+    text = os.fsdecode(value) if isinstance(value, bytes) else value
+    if text.isprintable():
+        return text
+    return "".join([char if char.isprintable() else _escaped(char) for char in text])
+
+
+def _escaped(char: str) -> str:
+    code = ord(char)
+    if 0xDC80 <= code <= 0xDCFF:  # a byte that is not UTF-8, as os.fsdecode keeps it
+        return f"\\x{code - 0xDC00:02x}"
+    return char.encode("unicode_escape", "backslashreplace").decode("ascii")
+
+
+def fill_pattern(pattern: bytes, *, job_id: int, name: str, user: str) -> bytes:
+    """A file name: %j %A job id, %a array index (0), %x job name, %u user, %% a percent sign.
+
+    Other letters stay as they are, as in Slurm. A "/" in the job's name becomes "_": it is a part
+    of a file's name, not of a path.
+    """
+    number = b"%d" % job_id
+    values = {b"j": number, b"A": number, b"a": b"0", b"%": b"%"}
+    values[b"x"] = name.replace("/", "_").encode(errors="replace")
+    values[b"u"] = user.encode(errors="replace")
+    return re.sub(rb"%([jAaxu%])", lambda mark: values[mark[1]], pattern)

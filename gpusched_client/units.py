@@ -1,6 +1,7 @@
 """Amounts as people write them: "20G" <-> bytes, "1-12:00:00", "2h", "90s" <-> seconds.
 
-Pure. Reads what Slurm's users type and refuses the rest with the forms that are legal.
+The one place that reads and writes them. Pure. It takes what Slurm's users type and refuses the
+rest with the forms that are legal. A duration of None is "unlimited".
 """
 
 from __future__ import annotations
@@ -9,31 +10,35 @@ import re
 
 from gpusched_client.errors import Invalid
 
-UNLIMITED_S = -1
-"""A time limit that is "unlimited", wherever a limit is an integer."""
-
 KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
 _BYTES_OF = {"": MIB, "B": 1, "K": KIB, "M": MIB, "G": GIB, "T": TIB}
-_SIZE = re.compile(r"(\d{1,19})(?:\.(\d{1,9}))?\s*(?:([KMGT])(?:I?B)?|(B))?", re.ASCII | re.I)
+_SIZE = r"(\d{1,19})(?:\.(\d{1,9}))?\s*(?:([KMGT])(?:I?B)?|(B))?"
 _SIZE_FORMS = "write it as 20G, 512M or 1.5T (K, M, G, T are powers of 1024; a bare number is MiB)"
 _SIZE_MAX = 2**62
 
 MINUTE_S, HOUR_S, DAY_S = 60, 3_600, 86_400
 _SECONDS_OF = {"s": 1, "m": MINUTE_S, "h": HOUR_S, "d": DAY_S, "w": 7 * DAY_S}
 _UNIT = r"(s|secs?|m|mins?|h|hours?|d|days?|w|weeks?)"
-_PART = re.compile(rf"(\d{{1,10}})(?:\.(\d{{1,6}}))?\s*{_UNIT}", re.ASCII | re.I)
-_PARTS = re.compile(rf"(?:\d{{1,10}}(?:\.\d{{1,6}})?\s*{_UNIT}\s*)+", re.ASCII | re.I)
-_CLOCK = re.compile(r"(?:(\d{1,9})-)?(\d{1,9})(?::(\d{1,2}))?(?::(\d{1,2}))?", re.ASCII)
+_PART = rf"(\d{{1,10}})(?:\.(\d{{1,6}}))?\s*{_UNIT}"
+_PARTS = rf"(?:\d{{1,10}}(?:\.\d{{1,6}})?\s*{_UNIT}\s*)+"
+_CLOCK = r"(?:(\d{1,9})-)?(\d{1,9})(?::(\d{1,2}))?(?::(\d{1,2}))?"
+_NUMBER = r"\d{1,12}(?:\.\d{1,9})?"
 _DURATION_FORMS = (
     "write it as 90 (minutes), 30:00 (minutes:seconds), 1:30:00, 1-12:00:00 (days-hours), "
     "2h, 90s, 1h30m, 1d, or unlimited"
 )
 _DURATION_MAX_S = 2**40
+_FLAGS = re.ASCII | re.IGNORECASE
+
+
+def _matched(pattern: str, text: str) -> re.Match[str] | None:
+    """The whole text's match. Patterns are compiled at their first use: most starts need none."""
+    return re.fullmatch(pattern, text, _FLAGS)
 
 
 def parse_bytes(text: str) -> int:
     """Bytes in a text such as "20G", "1.5GiB", "512" (MiB) or "7B"; a fraction is rounded up."""
-    match = _SIZE.fullmatch(text.strip())
+    match = _matched(_SIZE, text.strip())
     if match is None:
         raise Invalid(f"{text!r} is not an amount of memory; {_SIZE_FORMS}", {"value": text})
     whole, fraction, unit, single = match.groups()
@@ -47,14 +52,6 @@ def _scaled_up(whole: str, fraction: str | None, factor: int) -> int:
     """whole.fraction * factor, rounded up, without floats."""
     scale = int("1" + "0" * len(fraction or ""))
     return -(-int(whole + (fraction or "")) * factor // scale)
-
-
-def format_bytes(size: int) -> str:
-    """The shortest text that parse_bytes reads back as exactly `size`: "20G", "1536M", "7B"."""
-    for unit in "TGMK":
-        if size and size % _BYTES_OF[unit] == 0:
-            return f"{size // _BYTES_OF[unit]}{unit}"
-    return f"{size}B"
 
 
 def bytes_short(size: int) -> str:
@@ -78,30 +75,44 @@ def _rounded(size: int) -> tuple[str, str]:
     return str(size), "B"
 
 
-def parse_duration(text: str) -> int:
-    """Seconds in a text of Slurm's forms or with units; UNLIMITED_S for "unlimited".
+def parse_duration(text: str) -> int | None:
+    """Seconds in a text of Slurm's forms or with units; None for "unlimited".
 
     A bare number is minutes, "1:30" is minutes:seconds, "1-12" is days-hours, as in Slurm.
     A fraction is rounded up to a whole second.
     """
     stripped = text.strip()
     if stripped.lower() in ("unlimited", "infinite"):
-        return UNLIMITED_S
-    seconds = _with_units(stripped) if _PARTS.fullmatch(stripped) else _clock(stripped)
+        return None
+    seconds = _with_units(stripped) if _matched(_PARTS, stripped) else _clock(stripped)
     if seconds is None or seconds > _DURATION_MAX_S:
         raise Invalid(f"{text!r} is not a duration; {_DURATION_FORMS}", {"value": text})
     return seconds
 
 
+def parse_seconds(text: str) -> float:
+    """Seconds in a text whose bare numbers are seconds, as "2.5", "90s" or "1h"; Invalid for none.
+
+    For settings and test programs: a person who types a time limit writes minutes, as in Slurm.
+    """
+    stripped = text.strip()
+    if _matched(_NUMBER, stripped):
+        return float(stripped)
+    seconds = parse_duration(stripped)
+    if seconds is None:
+        raise Invalid(f"{text!r} is not a duration; write it as 10s, 2h or 7d", {"value": text})
+    return float(seconds)
+
+
 def _with_units(text: str) -> int:
     return sum(
         _scaled_up(whole, fraction or None, _SECONDS_OF[unit[0].lower()])
-        for whole, fraction, unit in _PART.findall(text)
+        for whole, fraction, unit in re.findall(_PART, text, _FLAGS)
     )
 
 
 def _clock(text: str) -> int | None:
-    match = _CLOCK.fullmatch(text)
+    match = _matched(_CLOCK, text)
     if match is None:
         return None
     days, *rest = match.groups()
@@ -117,9 +128,9 @@ def _clock(text: str) -> int | None:
     return minutes * MINUTE_S + seconds
 
 
-def format_duration(seconds: float) -> str:
+def format_duration(seconds: float | None) -> str:
     """Slurm's form, read back by parse_duration as the same whole seconds: "1-12:00:00", "5:00"."""
-    if seconds == UNLIMITED_S:
+    if seconds is None:
         return "unlimited"
     days, rest = divmod(max(0, int(seconds)), DAY_S)
     hours, rest = divmod(rest, HOUR_S)
@@ -136,9 +147,9 @@ def duration_short(seconds: int) -> str:
     return duration_text(seconds).replace(" min", "m").replace(" ", "")
 
 
-def duration_text(seconds: int) -> str:
-    """For a sentence: "30 min", "24 h", "7 d", "1 h 30 min", "90 s"."""
-    if seconds == UNLIMITED_S:
+def duration_text(seconds: int | None) -> str:
+    """For a sentence, exact: "30 min", "24 h", "7 d", "1 h 30 min", "90 s"."""
+    if seconds is None:
         return "unlimited"
     if seconds < 2 * MINUTE_S and seconds % MINUTE_S:
         return f"{seconds} s"
@@ -153,3 +164,11 @@ def duration_text(seconds: int) -> str:
         if count:
             words.append(f"{count} {name}")
     return " ".join(words) or "0 s"
+
+
+def duration_about(seconds: float) -> str:
+    """For a sentence, rounded to one decimal of one unit: "40 s", "15 min", "2 h", "1.5 h"."""
+    for size, unit in ((HOUR_S, "h"), (MINUTE_S, "min")):
+        if seconds >= 2 * size or seconds == size:
+            return f"{seconds / size:.1f}".removesuffix(".0") + f" {unit}"
+    return f"{seconds:.0f} s"

@@ -1,4 +1,4 @@
-"""What all commands share: how they answer, how they fail, and how option values are read.
+"""What all commands share: how they answer and how they fail.
 
 stdout holds only the answer, stderr the rest; every error ends with its exit status and one line.
 Must not know any single command.
@@ -9,13 +9,12 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import click
 
-from gpusched_client import units
-from gpusched_client.errors import GpuschedError, Invalid
+from gpusched_client.errors import GpuschedError
 
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
@@ -111,7 +110,7 @@ def answer(text: str) -> None:
 
 def note(text: str) -> None:
     """Tell the person something that is not the answer."""
-    from gpusched_client.output.render import printable
+    from gpusched_client.terms import printable
 
     with contextlib.suppress(OSError, ValueError):  # whoever writes the answer last tells of it
         sys.stdout.flush()  # where both go to one place, what was said first comes first
@@ -120,12 +119,6 @@ def note(text: str) -> None:
         sys.stderr.flush()
     except OSError:
         pass  # nobody reads it
-
-
-if TYPE_CHECKING:
-    _IntegerType = click.ParamType[int]
-else:
-    _IntegerType = click.ParamType  # not generic in older clicks
 
 
 class Whole(click.IntRange):
@@ -140,47 +133,6 @@ class Whole(click.IntRange):
 
     def _describe_range(self) -> str:
         return f"{self.min} to {self.max}"
-
-
-class _Amount(_IntegerType):
-    """A value that units reads."""
-
-    def __init__(self, name: str, parse: Callable[[str], int]) -> None:
-        self.name, self._parse = name, parse
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, int):
-            return value
-        try:
-            return self._parse(value)
-        except GpuschedError as error:
-            self.fail(error.message, param, ctx)
-
-
-def _time_limit(text: str) -> int:
-    seconds = units.parse_duration(text)
-    if seconds == 0:
-        raise Invalid(f"{text!r} is no time at all; use unlimited for no limit")
-    return seconds
-
-
-def _vram(text: str) -> int:
-    size = units.parse_bytes(text)
-    if size == 0:
-        raise Invalid(f"{text!r} is no memory at all; leave it out to take whole GPUs")
-    return size
-
-
-def _host_memory(text: str) -> int:
-    size = units.parse_bytes(text)
-    if size < units.MIB:
-        raise Invalid(f"{text!r} is too little to start a process; leave it out for the default")
-    return size
-
-
-MEMORY = _Amount("size", _vram)
-HOST_MEMORY = _Amount("size", _host_memory)
-TIME_LIMIT = _Amount("time", _time_limit)
 
 
 VERSION = click.version_option(None, package_name="gpuschedd", message="%(prog)s %(version)s")

@@ -10,16 +10,15 @@ from gpusched_client.commands.common import (
     CONTEXT_SETTINGS,
     VERSION,
     Command,
-    answer,
     note,
     own_uid,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from gpusched_client.client import Client
-    from gpusched_client.wire.protocol import Outcome
+    from gpusched_client.wire.job_messages import Outcome
 
 
 @click.command(
@@ -50,7 +49,11 @@ def cli(words: tuple[str, ...], **options: Any) -> int:
     with Client() as client:
         ids = _chosen_ids(client, words, filters, options)
         outcomes = _cancel(client, ids, signal, options["reason"])
-    return _report(outcomes, options["as_json"])
+    from gpusched_client.commands.report import report
+
+    if not outcomes and not options["as_json"]:
+        note("gcancel: no job matches")
+    return report("gcancel", outcomes, options["as_json"])
 
 
 def _signal_number(text: str) -> int:
@@ -74,10 +77,9 @@ def _chosen_ids(
     client: Client, words: Sequence[str], filters: bool, options: dict[str, Any]
 ) -> Sequence[int]:
     """The ids that are named, narrowed by the filters; or all live jobs that pass them."""
-    from gpusched_client.commands.lookup import live_ids, recent_ids
-    from gpusched_client.commands.selectors import parse_ids
+    from gpusched_client.commands.selectors import live_ids, named_ids
 
-    named = parse_ids(words, lambda count: recent_ids(client, count)) if words else None
+    named = named_ids(client, words) if words else None
     if not filters:
         return named or ()
     user = options["user"]
@@ -91,7 +93,7 @@ def _chosen_ids(
 
 
 def _states(text: str | None) -> Any:
-    from gpusched_client.commands.selectors import parse_states
+    from gpusched_client.terms import parse_states
 
     return None if text is None else parse_states(text)
 
@@ -99,32 +101,13 @@ def _states(text: str | None) -> Any:
 def _cancel(
     client: Client, ids: Sequence[int], signal: int | None, reason: str | None
 ) -> list[Outcome]:
-    from gpusched_client.wire.protocol import IDS_MAX
+    from gpusched_client.wire.limits import IDS_MAX
 
     outcomes: list[Outcome] = []
     for start in range(0, len(ids), IDS_MAX):
         part = ids[start : start + IDS_MAX]
         outcomes.extend(client.cancel(part, signal=signal, reason=reason))
     return outcomes
-
-
-def _report(outcomes: Iterable[Outcome], as_json: bool) -> int:
-    """One line a job; the status is that of the first job that could not be cancelled."""
-    from gpusched_client.errors import BY_CODE, Internal
-    from gpusched_client.output.render import json_text, printable, refusal_text
-
-    outcomes = list(outcomes)
-    failed = [outcome for outcome in outcomes if outcome.code is not None]
-    if as_json:
-        answer(json_text({"outcomes": outcomes}))
-    elif not outcomes:
-        note("gcancel: no job matches")
-    for outcome in outcomes:
-        if outcome.code is not None:
-            note(f"gcancel: {refusal_text(outcome)}")
-        elif not as_json:
-            answer(f"job {outcome.job_id}: {printable(outcome.text or 'cancelled')}\n")
-    return BY_CODE.get(str(failed[0].code), Internal).exit_status if failed else 0
 
 
 if __name__ == "__main__":

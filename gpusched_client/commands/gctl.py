@@ -9,22 +9,20 @@ import click
 
 from gpusched_client.commands.common import (
     CONTEXT_SETTINGS,
-    MEMORY,
-    TIME_LIMIT,
     VERSION,
     Group,
-    Whole,
     answer,
     note,
     terminal_width,
 )
+from gpusched_client.commands.job_options import change_option
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from gpusched_client.client import Client
-    from gpusched_client.wire.protocol import Outcome
+    from gpusched_client.wire.job_messages import Outcome
 
 EXIT_PROBLEMS = 1
 _AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
@@ -85,7 +83,8 @@ def gpus_release(reason: str) -> int:
 @gpus.command("resume", context_settings=CONTEXT_SETTINGS)
 def gpus_resume() -> int:
     """Open the driver again, with the GPUs and slices that there are now."""
-    from gpusched_client.output.render import gpus_table, printable
+    from gpusched_client.output.status import gpus_table
+    from gpusched_client.terms import printable
 
     with _client() as client:
         result = client.gpus_resume()
@@ -96,7 +95,7 @@ def gpus_resume() -> int:
 
 
 def _say_gpu(gpu: Any) -> None:
-    from gpusched_client.output.render import printable
+    from gpusched_client.terms import printable
 
     reason = f": {printable(gpu.reason)}" if gpu.reason else ""
     jobs = f"; runs {_jobs(gpu.jobs)}" if gpu.jobs else ""
@@ -132,15 +131,10 @@ def release(words: tuple[str, ...], as_json: bool) -> int:
 
 @cli.command(context_settings=CONTEXT_SETTINGS)
 @_JOBS
-@click.option("-t", "--time", "time_limit", type=TIME_LIMIT, metavar="TIME", help="New limit.")
-@click.option(
-    "--nice",
-    type=Whole(-1000, 1000),
-    metavar="N",
-    help="New nice value; owners may only raise it.",
-)
-@click.option("-J", "--name", metavar="NAME", help="New name.")
-@click.option("-m", "--vram", type=MEMORY, metavar="SIZE", help="New VRAM of a queued job.")
+@change_option("time_limit", "New limit.")
+@change_option("nice", "New nice value; owners may only raise it.")
+@change_option("name", "New name.")
+@change_option("vram", "New VRAM of a queued job.")
 @_AS_JSON
 def update(words: tuple[str, ...], as_json: bool, **changes: Any) -> int:
     """Change jobs. A running job's limit may grow as far as no promised start moves later."""
@@ -157,46 +151,31 @@ def top(word: str, as_json: bool) -> int:
 
     An admin puts it before everybody's.
     """
+    from gpusched_client.commands.report import report
+
     with _client() as client:
         (job_id, *others) = _ids(client, [word])
         if others:
             raise click.UsageError("only one job can be first; name one.")
-        return _report([client.top(job_id)], as_json)
+        return report("gctl", [client.top(job_id)], as_json)
 
 
 def _update(words: Sequence[str], as_json: bool, **changes: Any) -> int:
-    from gpusched_client.wire.protocol import IDS_MAX
+    from gpusched_client.commands.report import report
+    from gpusched_client.wire.limits import IDS_MAX
 
     outcomes: list[Outcome] = []
     with _client() as client:
         ids = _ids(client, words)
         for start in range(0, len(ids), IDS_MAX):
             outcomes.extend(client.update(ids[start : start + IDS_MAX], **changes))
-    return _report(outcomes, as_json)
+    return report("gctl", outcomes, as_json)
 
 
 def _ids(client: Client, words: Sequence[str]) -> Sequence[int]:
-    from gpusched_client.commands.lookup import recent_ids
-    from gpusched_client.commands.selectors import parse_ids
+    from gpusched_client.commands.selectors import named_ids
 
-    return parse_ids(words, lambda count: recent_ids(client, count))
-
-
-def _report(outcomes: Iterable[Outcome], as_json: bool) -> int:
-    """One line a job; the status is that of the first job that was not changed."""
-    from gpusched_client.errors import BY_CODE, Internal
-    from gpusched_client.output.render import json_text, printable, refusal_text
-
-    outcomes = list(outcomes)
-    if as_json:
-        answer(json_text({"outcomes": outcomes}))
-    for outcome in outcomes:
-        if outcome.code is not None:
-            note(f"gctl: {refusal_text(outcome)}")
-        elif not as_json:
-            answer(f"job {outcome.job_id}: {printable(outcome.text)}\n")
-    failed = [outcome for outcome in outcomes if outcome.code is not None]
-    return BY_CODE.get(str(failed[0].code), Internal).exit_status if failed else 0
+    return named_ids(client, words)
 
 
 # ----------------------------------------------------------------------------------- daemon
@@ -220,7 +199,8 @@ def status(as_json: bool) -> int:
     """
     import time
 
-    from gpusched_client.output.render import json_text, status_text
+    from gpusched_client.output.json import json_text
+    from gpusched_client.output.status import status_text
 
     with _client() as client:
         found = client.status()

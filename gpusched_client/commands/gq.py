@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from gpusched_client.client import Client
-    from gpusched_client.output.render import View
-    from gpusched_client.wire.protocol import JobView
+    from gpusched_client.output.job import View
+    from gpusched_client.wire.job_messages import JobView
 
 RECENT_S = 600  # ended jobs stay visible for so long
 SHOWN_MAX = 50
@@ -91,13 +91,15 @@ def _check(words: Sequence[str], options: dict[str, Any]) -> None:
 def _view() -> View:
     import time
 
-    from gpusched_client.output.render import View
+    from gpusched_client.output.job import View
 
     return View(now_s=time.time(), uid=own_uid(), width=terminal_width())
 
 
 def _gpus(client: Client, options: dict[str, Any]) -> None:
-    from gpusched_client.output.render import gpus_table, json_text, printable
+    from gpusched_client.output.json import json_text
+    from gpusched_client.output.status import gpus_table
+    from gpusched_client.terms import printable
 
     result = client.gpus_result()
     gpus = result.gpus
@@ -107,7 +109,8 @@ def _gpus(client: Client, options: dict[str, Any]) -> None:
 
 
 def _usage(client: Client, options: dict[str, Any]) -> None:
-    from gpusched_client.output.render import json_text, usage_table
+    from gpusched_client.output.json import json_text
+    from gpusched_client.output.status import usage_table
 
     users = client.usage()
     as_json = options["as_json"]
@@ -115,14 +118,14 @@ def _usage(client: Client, options: dict[str, Any]) -> None:
 
 
 def _ids(client: Client, words: Iterable[str]) -> tuple[int, ...]:
-    from gpusched_client.commands.lookup import recent_ids
-    from gpusched_client.commands.selectors import parse_ids
+    from gpusched_client.commands.selectors import named_ids
 
-    return parse_ids(words, lambda count: recent_ids(client, count))
+    return named_ids(client, words)
 
 
 def _status(client: Client, options: dict[str, Any]) -> None:
-    from gpusched_client.output.render import json_text, status_word
+    from gpusched_client.output.json import json_text
+    from gpusched_client.output.text import status_word
 
     ids = _ids(client, [options["status"]])
     if len(ids) != 1:
@@ -136,13 +139,14 @@ def _named(client: Client, words: Sequence[str], options: dict[str, Any]) -> Non
     """One job in full, or a table of several."""
     ids = _ids(client, words)
     if len(ids) == 1 and options["columns"] is None:
-        from gpusched_client.output.render import job_detail, json_text
+        from gpusched_client.output.job import job_detail
+        from gpusched_client.output.json import json_text
 
         job = client.job(ids[0])
         answer(json_text(job) if options["as_json"] else job_detail(job, _view()))
         return
     from gpusched_client.errors import Invalid, NotFound
-    from gpusched_client.wire.protocol import IDS_MAX
+    from gpusched_client.wire.limits import IDS_MAX
 
     if len(ids) > IDS_MAX:
         raise Invalid(f"{len(ids)} jobs; the limit is {IDS_MAX} at once")
@@ -190,7 +194,7 @@ def _first_of(jobs: Sequence[JobView], limit: int) -> Sequence[JobView]:
 
 def _filters(options: dict[str, Any]) -> dict[str, Any]:
     """What the daemon is to filter by."""
-    from gpusched_client.commands.selectors import parse_states
+    from gpusched_client.terms import parse_states
 
     users = [str(own_uid())] if options["me"] else None
     if options["user"]:
@@ -229,7 +233,7 @@ def _first_waiting(
 ) -> list[JobView]:
     """The oldest waiting jobs that pass: a user's own list is mostly in that order."""
     from gpusched_client.terms import JobState
-    from gpusched_client.wire.protocol import RESPONSE_JOBS_MAX
+    from gpusched_client.wire.limits import RESPONSE_JOBS_MAX
 
     found: list[JobView] = []
     before_id: int | None = None
@@ -258,7 +262,8 @@ def _listing_order(job: JobView) -> tuple[int, float, int]:
 
 
 def _show(jobs: Sequence[JobView], total: int, options: dict[str, Any]) -> None:
-    from gpusched_client.output.render import jobs_table, json_text
+    from gpusched_client.output.job import jobs_table
+    from gpusched_client.output.json import json_text
 
     if options["as_json"]:
         answer(json_text({"jobs": jobs, "total": total}))
@@ -278,7 +283,7 @@ _LETTERS = {
 
 def _columns(text: str | None) -> Sequence[str]:
     """Columns by name, separated by commas or spaces, or by squeue's letters ("%i %j %t")."""
-    from gpusched_client.output.render import COLUMNS, DEFAULT_COLUMNS
+    from gpusched_client.output.job import COLUMNS, DEFAULT_COLUMNS
 
     if text is None:
         return DEFAULT_COLUMNS

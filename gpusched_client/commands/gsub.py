@@ -10,38 +10,21 @@ import click
 from gpusched_client.commands.common import (
     CONTEXT_SETTINGS,
     EXIT_INTERRUPTED,
-    HOST_MEMORY,
-    MEMORY,
-    TIME_LIMIT,
     VERSION,
     Command,
-    Whole,
     answer,
     note,
 )
+from gpusched_client.commands.job_options import submit_options
+from gpusched_client.wire.job_options import OPTIONS, Section, understood
 
 if TYPE_CHECKING:
     from gpusched_client.client import Client
     from gpusched_client.submission.script import Script
-    from gpusched_client.wire.protocol import JobRequest, JobView, SubmitResult
+    from gpusched_client.wire.job_messages import JobView
+    from gpusched_client.wire.submit_messages import JobRequest, SubmitResult
 
 _WAIT_RECONNECT_S = 600.0
-_PASSED_ON = (
-    "gpus",
-    "vram",
-    "gpu_model",
-    "exclusive",
-    "topology",
-    "memory",
-    "cpus",
-    "time_limit",
-    "nice",
-    "output",
-    "error",
-    "hold",
-    "retries",
-)
-
 
 _NOT_IN_SCRIPTS = {
     "line": "-c",
@@ -74,56 +57,10 @@ class _Gsub(Command):
 @click.option(
     "--script", "script_file", metavar="FILE", help="Run this script as it is now; - is stdin."
 )
-@click.option(
-    "-g",
-    "--gpus",
-    type=Whole(0, 1024),
-    metavar="N",
-    default=1,
-    show_default=True,
-    help="GPUs; 0 runs without any.",
-)
-@click.option(
-    "-m",
-    "--vram",
-    type=MEMORY,
-    metavar="SIZE",
-    help="VRAM on each GPU, such as 18G; shares GPUs. Without it GPUs are taken whole.",
-)
-@click.option("--gpu-model", metavar="MODEL", help="Only GPUs of this model.")
-@click.option("--exclusive", is_flag=True, help="With --vram: no other job on these GPUs.")
-@click.option("--topology", type=click.Choice(["nvlink"]), help="Only GPUs connected like this.")
-@click.option(
-    "--mem", "memory", type=HOST_MEMORY, metavar="SIZE", help="Host memory it may use, as 64G."
-)
-@click.option("--cpus", type=Whole(1, 65536), metavar="N", help="CPUs it may keep busy.")
-@click.option(
-    "-t",
-    "--time",
-    "time_limit",
-    type=TIME_LIMIT,
-    metavar="TIME",
-    help="Limit: 90 (minutes), 2h, 1-12:00:00, unlimited. The job is stopped after it.",
-)
-@click.option("-J", "--name", metavar="NAME", help="Name; the command's by default.")
-@click.option("-o", "--output", metavar="FILE", help="stdout; %j is the job id.")
-@click.option("-e", "--error", metavar="FILE", help="stderr; the same file by default.")
+@submit_options(Section.RESOURCES)
+@submit_options(Section.FILES)
 @click.option("-D", "--chdir", metavar="DIR", help="Run in this directory.")
-@click.option(
-    "--nice",
-    type=Whole(-1000, 1000),
-    metavar="N",
-    default=0,
-    help="Lower the job's priority.",
-)
-@click.option("--hold", is_flag=True, help="Submit held; it waits for a release.")
-@click.option(
-    "--retries",
-    type=Whole(0, 100),
-    metavar="N",
-    default=0,
-    help="Tries again after CUDA out of memory, with more VRAM.",
-)
+@submit_options(Section.QUEUE)
 @click.option("--wait", is_flag=True, help="Wait for the end; exit with the job's status.")
 @click.option("--parsable", is_flag=True, help="Print the id alone.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
@@ -173,7 +110,7 @@ def _script(options: dict[str, Any]) -> Script | None:
 
 def _script_from_stdin() -> Script:
     from gpusched_client.submission import script
-    from gpusched_client.wire.protocol import PAYLOAD_BYTES_MAX
+    from gpusched_client.wire.limits import PAYLOAD_BYTES_MAX
 
     if sys.stdin.isatty():
         note("gsub: reading the script from the terminal; end it with Ctrl-D")
@@ -211,8 +148,8 @@ def _request(script: Script | None, options: dict[str, Any]) -> JobRequest:
         source = options["script_file"] or words.pop(0)
         command = {"script": script.content, "args": words}
         name = name or ("script" if source == "-" else legal_name(source))
-    same = {key: options[key] for key in _PASSED_ON}
-    return job_request(**command, name=name, cwd=options["chdir"], **same)
+    asked = {keyword: options[keyword] for keyword in OPTIONS}
+    return job_request(**command, cwd=options["chdir"], **{**asked, "name": name})
 
 
 # ------------------------------------------------------------------------------------- calls
@@ -220,8 +157,9 @@ def _request(script: Script | None, options: dict[str, Any]) -> JobRequest:
 
 def _dry_run(request: JobRequest, options: dict[str, Any]) -> int:
     from gpusched_client.client import Client
-    from gpusched_client.output.render import json_text, printable, understood
-    from gpusched_client.wire.protocol import SubmitRequest
+    from gpusched_client.output.json import json_text
+    from gpusched_client.terms import printable
+    from gpusched_client.wire.submit_messages import SubmitRequest
 
     with Client() as client:
         result = client.submit_request(SubmitRequest((request,), dry_run=True))
@@ -230,7 +168,7 @@ def _dry_run(request: JobRequest, options: dict[str, Any]) -> int:
         answer(json_text({"would_start": result.would_start, "reasons": result.reasons}))
         return 0
     limit_s = result.time_limits_s[0] if result.time_limits_s else None
-    answer(f"Understood: {understood(request, limit_s)}\n")
+    answer(f"Understood: {printable(understood(request, limit_s))}\n")
     for text in filter(None, result.would_start):
         answer(f"Would start now on {printable(text)}\n")
     for text in filter(None, result.reasons):
@@ -240,7 +178,7 @@ def _dry_run(request: JobRequest, options: dict[str, Any]) -> int:
 
 def _submit(request: JobRequest, options: dict[str, Any]) -> int:
     from gpusched_client.client import Client
-    from gpusched_client.wire.protocol import SubmitRequest
+    from gpusched_client.wire.submit_messages import SubmitRequest
 
     with Client(reconnect_s=_WAIT_RECONNECT_S if options["wait"] else 30.0) as client:
         try:
@@ -265,19 +203,22 @@ def _say_submitted(request: JobRequest, result: SubmitResult, options: dict[str,
     if options["parsable"]:
         answer(f"{job_id}\n")
         return
-    from gpusched_client.output.render import json_text, understood
-
     limit_s = result.time_limits_s[0] if result.time_limits_s else None
     if options["as_json"]:
+        from gpusched_client.output.json import json_text
+
         answer(json_text({"job_id": job_id, "time_limit_s": limit_s, "name": request.name}))
     else:
-        answer(f"Submitted job {job_id}: {understood(request, limit_s)}\n")
+        from gpusched_client.terms import printable
+
+        answer(f"Submitted job {job_id}: {printable(understood(request, limit_s))}\n")
 
 
 def _wait(client: Client, job_id: int, options: dict[str, Any]) -> int:
     """Wait for the job's end and give its status; an interrupt leaves the job alone."""
+    from gpusched_client.commands.report import exit_status
     from gpusched_client.errors import Unavailable
-    from gpusched_client.output.render import exit_status, json_text
+    from gpusched_client.output.json import json_text
 
     sys.stdout.flush()
     try:
@@ -294,7 +235,7 @@ def _wait(client: Client, job_id: int, options: dict[str, Any]) -> int:
 
 
 def _say_ended(job: JobView) -> None:
-    from gpusched_client.output.render import gpu_or_reason
+    from gpusched_client.output.text import gpu_or_reason
     from gpusched_client.terms import JobState
 
     if job.state is not JobState.COMPLETED:

@@ -16,7 +16,7 @@ import click
 from gpusched_client import Client
 from gpusched_client import simulation as simclaims
 from gpusched_client.errors import GpuschedError, Invalid, NotFound
-from gpusched_client.units import parse_bytes, parse_duration
+from gpusched_client.units import parse_bytes, parse_seconds
 
 RAMP_STEP_S = 0.05
 OUT_OF_MEMORY_TEXT = "RuntimeError: CUDA error: out of memory"
@@ -31,11 +31,7 @@ def _bytes(_context: click.Context, _parameter: click.Parameter, value: str) -> 
 
 def _seconds(_context: click.Context, _parameter: click.Parameter, value: str) -> float:
     try:
-        return (
-            float(value)
-            if value.replace(".", "", 1).isdigit()
-            else float(parse_duration(value) or 0)
-        )
+        return parse_seconds(value)
     except Invalid as error:
         raise click.BadParameter(str(error)) from error
 

@@ -8,10 +8,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Unpack
 
 from gpusched_client.errors import Invalid
-from gpusched_client.units import parse_bytes, parse_duration
-from gpusched_client.wire.protocol import RLIMIT_NAMES, JobRequest
+from gpusched_client.wire.job_options import JobKeywords, fields_of
+from gpusched_client.wire.limits import RLIMIT_NAMES
+from gpusched_client.wire.submit_messages import JobRequest
 
 Word = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 """One argument or path; text becomes bytes as os.fsencode does it."""
@@ -20,38 +23,45 @@ _DEFAULT_NAME_CHARS_MAX = 64
 _NOT_IN_NAMES = re.compile(r"[^-A-Za-z0-9_.+]+")
 
 
+@dataclass(frozen=True, slots=True)
+class SubmittedJob:
+    """What a submission gives back: the id, the limit it got, and what people should know."""
+
+    id: int
+    time_limit_s: int | None = None
+    warnings: tuple[str, ...] = ()
+
+
+class SubmitKeywords(JobKeywords, total=False):
+    """What Client.submit and job_request take by keyword.
+
+    One of `shell`, a line for /bin/sh, and `script`, a script's content with its `args`, where no
+    argv is given. `cwd` and `environment` are this process's where they are not given.
+    """
+
+    shell: str | bytes | None
+    script: str | bytes | None
+    args: Sequence[Word]
+    cwd: Word | None
+    environment: Mapping[str, str] | Mapping[bytes, bytes] | None
+
+
 def job_request(
-    argv: Sequence[Word] | None = None,
-    *,
-    shell: str | bytes | None = None,
-    script: str | bytes | None = None,
-    args: Sequence[Word] = (),
-    gpus: int = 1,
-    vram: str | int | None = None,
-    gpu_model: str | None = None,
-    exclusive: bool = False,
-    topology: str | None = None,
-    memory: str | int | None = None,
-    cpus: int | None = None,
-    time_limit: str | int | None = None,
-    name: str | None = None,
-    nice: int = 0,
-    output: Word | None = None,
-    error: Word | None = None,
-    hold: bool = False,
-    retries: int = 0,
-    cwd: Word | None = None,
-    environment: Mapping[str, str] | Mapping[bytes, bytes] | None = None,
+    argv: Sequence[Word] | None = None, **keywords: Unpack[SubmitKeywords]
 ) -> JobRequest:
     """A job that runs as this process would: same directory, environment, umask and limits.
 
     Exactly one of `argv`, `shell` (a line for /bin/sh) and `script` (a script's content, with
-    `args`). `vram` is per GPU and `memory` of the host: bytes, or text such as "18G".
-    `time_limit` is seconds, or text such as "2h" or "unlimited"; None is the daemon's default.
-    Raises Invalid.
+    `args`). The other keywords, with their types, are in JobKeywords: `gpus`, `vram`, `time_limit`
+    and so on, as the options of gsub. Raises Invalid.
     """
     if isinstance(argv, (str, bytes)):
         raise Invalid(f"argv is {argv!r}; give a list of words, or use shell=", {"path": "argv"})
+    shell, script = keywords.pop("shell", None), keywords.pop("script", None)
+    args, cwd = keywords.pop("args", ()), keywords.pop("cwd", None)
+    environment = keywords.pop("environment", None)
+    options = fields_of(keywords)
+    options["name"] = options.get("name") or default_name(argv, shell)
     request = JobRequest(
         cwd=_directory(cwd),
         environment=_environment(environment),
@@ -61,20 +71,7 @@ def job_request(
         shell=None if shell is None else os.fsencode(shell),
         umask=current_umask(),
         rlimits=current_rlimits(),
-        gpus=gpus,
-        vram_bytes=parse_bytes(vram) if isinstance(vram, str) else vram,
-        gpu_model=gpu_model,
-        exclusive=exclusive,
-        topology=topology,
-        memory_bytes=parse_bytes(memory) if isinstance(memory, str) else memory,
-        cpus=cpus,
-        time_limit_s=parse_duration(time_limit) if isinstance(time_limit, str) else time_limit,
-        name=name or default_name(argv, shell),
-        nice=nice,
-        output=None if output is None else os.fsencode(output),
-        error=None if error is None else os.fsencode(error),
-        hold=hold,
-        retries=retries,
+        **options,
     )
     # Read back what was built, so that a mistake is found here and with the field's name.
     return JobRequest.from_wire(request.to_wire(), "job")

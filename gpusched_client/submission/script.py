@@ -1,6 +1,6 @@
-"""Scripts: which files are captured at submit, and the options written in them.
+"""Scripts: which files are captured at submit, and the lines of options in them.
 
-Owns #GSUB and #SBATCH lines. Reads files; must not know jobs or the daemon.
+Owns where #GSUB and #SBATCH lines may stand. Reads files; must not know jobs or the daemon.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import stat
 from dataclasses import dataclass
 
 from gpusched_client.errors import Invalid, TooLarge
-from gpusched_client.wire.protocol import PAYLOAD_BYTES_MAX
+from gpusched_client.submission import slurm
+from gpusched_client.wire.limits import PAYLOAD_BYTES_MAX
 
 _SNIFF_BYTES = 64 * 1024
 _SHELLS = rb"(?:ba|da|k|mk|z|fi|a|c|tc)?sh"
@@ -20,27 +21,6 @@ _SHELL_SHEBANG = re.compile(
     rb"#!\s*(?:\S*/)?(?:env\s+(?:-\S+\s+)*)?(?:\S*/)?" + _SHELLS + rb"(?:\s|$)"
 )
 _DIRECTIVE = re.compile(rb"#(GSUB|SBATCH)(?:\s+(.*))?")
-
-# Slurm's options that mean the same here; the value is ours.
-_SBATCH_VALUES = {
-    "--time": "--time",
-    "-t": "--time",
-    "--job-name": "--name",
-    "-J": "--name",
-    "--output": "--output",
-    "-o": "--output",
-    "--error": "--error",
-    "-e": "--error",
-    "--chdir": "--chdir",
-    "-D": "--chdir",
-    "--mem": "--mem",
-    "--cpus-per-task": "--cpus",
-    "-c": "--cpus",
-}
-_SBATCH_GPUS = ("--gpus", "-G", "--gpus-per-node", "--gres")
-_SBATCH_TASKS = ("--ntasks", "-n", "--ntasks-per-node")
-# To ignore these would run something else than what was asked for.
-_SBATCH_REFUSED = ("--array", "-a", "--dependency", "-d", "--begin", "-b", "--wrap")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +76,13 @@ def script_of(content: bytes, source: str) -> Script:
     lines: list[tuple[str, tuple[str, ...]]] = []
     warnings: list[str] = []
     for line, kind, words in _directives(content):
-        here, ignored = f"{source}: line {line}", list[str]()
-        taken = _gsub_words(words, here) if kind == "GSUB" else _sbatch_words(words, here, ignored)
-        lines.append((here, tuple(taken)))
-        warnings += [f"{name} (line {line})" for name in ignored]
+        here = f"{source}: line {line}"
+        if kind == "GSUB":
+            lines.append((here, tuple(_gsub_words(words, here))))
+            continue
+        translation = slurm.translate(_split(words, here), here)
+        lines.append((here, tuple(translation.taken)))
+        warnings += [f"{name} (line {line})" for name in translation.ignored]
     if warnings:  # one line: a script from elsewhere has a dozen of them
         warnings = [f"{source}: ignored, since they have no meaning here: {', '.join(warnings)}"]
     return Script(content, tuple(lines), tuple(warnings))
@@ -130,75 +113,3 @@ def _gsub_words(text: str, here: str) -> list[str]:
     if words and not words[0].startswith("-"):
         raise Invalid(f"{here}: {words[0]!r} is no option; write it as #GSUB --gpus 2")
     return words
-
-
-def _sbatch_words(text: str, here: str, ignored: list[str]) -> list[str]:
-    """Slurm's options in ours; what we do not have is left out and named in `ignored`."""
-    taken: list[str] = []
-    words = _split(text, here)
-    while words:
-        name, value = _take_option(words, here)
-        if name in ("--nodes", "-N") and value is not None:
-            _check_nodes(name, value, here)
-            continue
-        if name in _SBATCH_TASKS and value == "1":
-            continue  # what is done anyway
-        if name in _SBATCH_REFUSED:
-            raise Invalid(f"{here}: {name} is not supported; remove it")
-        if name == "--mem" and value == "0":
-            continue  # all of the host's memory, which is what no bound means here
-        if _SBATCH_VALUES.get(name) == "--time" and value and not value.strip("0:-"):
-            value = "unlimited"  # what Slurm means by no time
-        if name in _SBATCH_VALUES and value is not None:
-            taken.append(f"{_SBATCH_VALUES[name]}={value}")
-        elif name in _SBATCH_GPUS and value is not None:
-            taken.extend(_sbatch_gpus(name, value, here, ignored))
-        elif name == "--nice" and value is not None:
-            taken.append(f"--nice={value}")
-        elif name in ("--hold", "-H"):
-            taken.append("--hold")
-        else:
-            ignored.append(name)
-    return taken
-
-
-def _check_nodes(name: str, value: str, here: str) -> None:
-    """Refuse more than the one host there is: the job would run, and not as it was meant."""
-    least = value.split("-")[0]
-    if least.isdecimal() and int(least) > 1:
-        raise Invalid(
-            f"{here}: {name}={value}: there is one host here; ask for 1, and for its GPUs"
-        )
-
-
-def _take_option(words: list[str], here: str) -> tuple[str, str | None]:
-    """Remove one option, with its value, from the front of the words."""
-    word = words.pop(0)
-    if not word.startswith("-") or word in ("-", "--"):
-        raise Invalid(f"{here}: {word!r} is no option")
-    if word.startswith("--"):
-        name, equals, value = word.partition("=")
-        if equals:
-            return name, value
-    else:
-        name, value = word[:2], word[2:].removeprefix("=")
-        if value:
-            return name, value
-    takes_none = name in ("--hold", "-H", "--exclusive", "--requeue", "--no-requeue")
-    if words and not words[0].startswith("-") and not takes_none:
-        return name, words.pop(0)
-    return name, None
-
-
-def _sbatch_gpus(name: str, value: str, here: str, ignored: list[str]) -> list[str]:
-    """`2`, `a100:2`, and for --gres `gpu`, `gpu:2`, `gpu:a100:2`."""
-    parts = value.split(":")
-    if name == "--gres":
-        if parts[0] != "gpu":
-            ignored.append(f"--gres={value}")
-            return []
-        parts = parts[1:] or ["1"]
-    count = parts.pop() if parts[-1].isdecimal() else "1"
-    if len(parts) > 1:
-        raise Invalid(f"{here}: {name}={value} is not understood; write gpu:MODEL:COUNT")
-    return [f"--gpus={count}", *[f"--gpu-model={model}" for model in parts]]

@@ -14,8 +14,14 @@ import msgpack
 
 from gpusched_client import errors
 from gpusched_client.errors import GpuschedError, Internal, Invalid, TooLarge
-from gpusched_client.wire import protocol
 from gpusched_client.wire.fields import Flaw, kind_of, shown
+from gpusched_client.wire.limits import (
+    ARGV_ITEMS_MAX,
+    CONTAINERS_MAX,
+    ENVIRONMENT_ITEMS_MAX,
+    NESTING_MAX,
+    REQUEST_BYTES_MAX,
+)
 
 MSGID_MAX = 2**32 - 1
 METHOD_BYTES_MAX = 64
@@ -33,15 +39,15 @@ class Limits:
     items: int  # array items and map entries, all containers together
     array_items: int  # of one array: its header alone makes the decoder allocate so many pointers
     map_items: int
-    nesting: int = protocol.NESTING_MAX
+    nesting: int = NESTING_MAX
 
 
 REQUEST_LIMITS = Limits(
-    message_bytes=protocol.REQUEST_BYTES_MAX,
-    containers=protocol.CONTAINERS_MAX,
+    message_bytes=REQUEST_BYTES_MAX,
+    containers=CONTAINERS_MAX,
     items=131_072,
-    array_items=protocol.ARGV_ITEMS_MAX,
-    map_items=protocol.ENVIRONMENT_ITEMS_MAX,
+    array_items=ARGV_ITEMS_MAX,
+    map_items=ENVIRONMENT_ITEMS_MAX,
 )
 RESPONSE_LIMITS = Limits(
     message_bytes=8 * 2**20,
@@ -53,7 +59,7 @@ RESPONSE_LIMITS = Limits(
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class RequestFrame:
     """[0, msgid, method, [params]]; params is an empty dict where none were sent."""
 
     msgid: int
@@ -62,7 +68,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Response:
+class ResponseFrame:
     """[1, msgid, error, result]; `error` is the typed error, or None."""
 
     msgid: int | None
@@ -71,7 +77,7 @@ class Response:
 
 
 @dataclass(frozen=True, slots=True)
-class Notification:
+class NotificationFrame:
     """[2, method, [params]]."""
 
     method: str
@@ -90,7 +96,7 @@ class Malformed:
     is_fatal: bool
 
 
-Incoming = Request | Response | Notification | Malformed
+Incoming = RequestFrame | ResponseFrame | NotificationFrame | Malformed
 
 
 class _Contents:
@@ -286,15 +292,15 @@ def _message(value: Any, levels: int) -> Incoming:
         raise _not_an_envelope(f"type {kind} with {length} elements")
     msgid = value[1]
     if kind == 1 and msgid is None:
-        return Response(None, _error_in(value[2]), value[3])
+        return ResponseFrame(None, _error_in(value[2]), value[3])
     if type(msgid) is not int or not 0 <= msgid <= MSGID_MAX:
         raise _not_an_envelope(f"msgid {shown(msgid)} is no integer from 0 to {MSGID_MAX}")
     if _is_deeper(value, levels):
         return Malformed(msgid, _too_deep(levels), is_fatal=False)
     if kind == 1:
-        return Response(msgid, _error_in(value[2]), value[3])
+        return ResponseFrame(msgid, _error_in(value[2]), value[3])
     try:
-        return Request(msgid, _method(value[2]), _params(value[3]))
+        return RequestFrame(msgid, _method(value[2]), _params(value[3]))
     except Invalid as error:
         return Malformed(msgid, _without_traceback(error), is_fatal=False)
 
@@ -303,7 +309,7 @@ def _notification(value: list[Any], levels: int) -> Incoming:
     if _is_deeper(value, levels):
         return Malformed(None, _too_deep(levels), is_fatal=False)
     try:
-        return Notification(_method(value[1]), _params(value[2]))
+        return NotificationFrame(_method(value[1]), _params(value[2]))
     except Invalid as error:
         return Malformed(None, _without_traceback(error), is_fatal=False)
 
@@ -377,8 +383,8 @@ def encode_request(msgid: int, method: str, params: Mapping[str, Any]) -> bytes:
         raise Invalid(f"text {shown(error.object)} is not valid UTF-8", {"path": ""}) from error
     except OverflowError as error:
         raise Invalid("an integer is outside 64 bits", {"path": ""}) from error
-    if len(data) > protocol.REQUEST_BYTES_MAX:
-        raise _too_large("request", len(data), protocol.REQUEST_BYTES_MAX, "bytes")
+    if len(data) > REQUEST_BYTES_MAX:
+        raise _too_large("request", len(data), REQUEST_BYTES_MAX, "bytes")
     return data
 
 

@@ -13,11 +13,11 @@ import socket
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from enum import Enum
 
 from gpusched_client.errors import Denied, Unavailable
 from gpusched_client.terms import Mode
-from gpusched_client.wire.protocol import Outcome
+from gpusched_client.wire.job_messages import Outcome
+from gpusched_client.wire.methods import Right
 from gpuschedd.api.limits import DENIALS_AN_HOUR_MAX
 from gpuschedd.jobs import holds
 from gpuschedd.jobs.controller import Controller
@@ -81,18 +81,6 @@ def in_group(uid: int, group: str) -> bool:
     except KeyError:
         return False
     return wanted in os.getgrouplist(account.pw_name, account.pw_gid)
-
-
-class Right(Enum):
-    """Who may call a method. OWNER: the owner of the named jobs, or an admin, judged per job.
-
-    ROOT: uid 0, in user mode the daemon's own; not the members of `admin_group`.
-    """
-
-    ALL = "all"
-    OWNER = "owner"
-    ADMIN = "admin"
-    ROOT = "root"
 
 
 class Authenticator:

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpusched_client.errors import Conflict, NotFound, StorageError
-from gpusched_client.wire.protocol import BACKUP_PIECE_BYTES, BackupRequest, BackupResult
+from gpusched_client.wire.admin_messages import BackupRequest, BackupResult
+from gpusched_client.wire.limits import BACKUP_PIECE_BYTES
 from gpuschedd.store.database import StoreFull, copy_database
 
 DIR_NAME = "backup"

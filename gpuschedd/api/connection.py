@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from gpusched_client.errors import GpuschedError, Internal, Unavailable
-from gpusched_client.wire import framing, protocol
+from gpusched_client.wire import framing
+from gpusched_client.wire.catalog import read_request
 from gpuschedd.api.auth import Peer
 from gpuschedd.api.limits import (
     DECODED_BYTES,
@@ -160,14 +161,14 @@ class ServerConnection(asyncio.Protocol):
             self._end_when_done()
 
     def _take(self, message: framing.Incoming) -> None:
-        if not isinstance(message, framing.Request):
+        if not isinstance(message, framing.RequestFrame):
             self._server.budget.charge(self.peer.uid, 1.0)  # it costs time as well
         if isinstance(message, framing.Malformed):
             self._send(framing.encode_error(message.msgid, message.error))
             if message.is_fatal:
                 self._close_after_linger()
             return
-        if isinstance(message, framing.Request):
+        if isinstance(message, framing.RequestFrame):
             self._server.budget.charge(self.peer.uid, cost_of(message.params))
             task = asyncio.ensure_future(self._answer(message))
             self._tasks.add(task)
@@ -178,10 +179,10 @@ class ServerConnection(asyncio.Protocol):
             return
         # Notifications and responses get no answer in MessagePack-RPC.
 
-    async def _answer(self, message: framing.Request) -> None:
+    async def _answer(self, message: framing.RequestFrame) -> None:
         try:
-            request = protocol.read_request(message.method, message.params)
-            response = await self._server.service.handle(self, message.method, request)
+            request = read_request(message.method, message.params)
+            response = await self._server.service.handle(self, request)
             reply = framing.encode_response(message.msgid, response.to_wire())
         except GpuschedError as refusal:
             reply = framing.encode_error(message.msgid, refusal)

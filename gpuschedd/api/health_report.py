@@ -16,7 +16,7 @@ from typing import Protocol
 from gpusched_client import __version__
 from gpusched_client.terms import HoldKind, JobState, Launch, Mode
 from gpusched_client.units import bytes_text
-from gpusched_client.wire.protocol import LoggedProblem, StatusResult
+from gpusched_client.wire.admin_messages import LoggedProblem, StatusResult
 from gpuschedd.api.limits import Connections
 from gpuschedd.core.model import GpuState
 from gpuschedd.jobs.controller import Controller

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from gpusched_client.terms import GpuUuid, Mode
-from gpusched_client.wire.protocol import Request, Response
+from gpusched_client.wire.message import Response
+from gpusched_client.wire.methods import Request
 from gpuschedd.api.auth import Authenticator, Peer
 from gpuschedd.api.backups import Backups
 from gpuschedd.api.expected import ExpectedStarts
@@ -122,7 +123,7 @@ class Call:
 class Service(Protocol):
     """What a server hands requests to."""
 
-    async def handle(self, connection: Connection, method: str, request: Request) -> Response:
+    async def handle(self, connection: Connection, request: Request[Any]) -> Response:
         """The response. Raises GpuschedError."""
 
 
@@ -130,10 +131,10 @@ Handler = Callable[[Call, Any], Awaitable[Response]]
 H = TypeVar("H", bound=Handler)
 
 #: By the class of the request; filled by `handles`.
-HANDLERS: dict[type[Request], Handler] = {}
+HANDLERS: dict[type[Request[Any]], Handler] = {}
 
 
-def handles(*requests: type[Request]) -> Callable[[H], H]:
+def handles(*requests: type[Request[Any]]) -> Callable[[H], H]:
     """Register the function as the handler of these requests."""
 
     def register(handler: H) -> H:
@@ -145,6 +146,6 @@ def handles(*requests: type[Request]) -> Callable[[H], H]:
     return register
 
 
-def unhandled(requests: Iterable[type[Request]]) -> list[str]:
+def unhandled(requests: Iterable[type[Request[Any]]]) -> list[str]:
     """Names of declared requests that nobody answers."""
     return sorted(request.__name__ for request in requests if request not in HANDLERS)

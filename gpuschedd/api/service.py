@@ -2,37 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from typing import Any
 
-from gpusched_client.wire.protocol import Request, Response
+from gpusched_client.wire.message import Response
+from gpusched_client.wire.methods import Request
 from gpuschedd.api import methods
-from gpuschedd.api.auth import Right
 from gpuschedd.api.registry import HANDLERS, Call, Connection, Services
-
-#: Every method of the protocol has its line here; one without is refused.
-RIGHTS: Mapping[str, Right] = {
-    "hello": Right.ALL,
-    "submit": Right.ALL,
-    "jobs": Right.ALL,
-    "queue": Right.ALL,
-    "job": Right.ALL,
-    "cancel": Right.OWNER,
-    "update": Right.OWNER,
-    "wait": Right.ALL,
-    "watch": Right.ALL,
-    "gpus": Right.ALL,
-    "usage": Right.ALL,
-    "stats": Right.ALL,
-    "drain": Right.ADMIN,
-    "resume": Right.ADMIN,
-    "reload": Right.ADMIN,
-    "gpus_release": Right.ADMIN,
-    "gpus_resume": Right.ADMIN,
-    "top": Right.OWNER,
-    "status": Right.ALL,
-    "backup": Right.ROOT,  # the copy holds the environments of waiting jobs
-}
-
 
 methods.load()
 
@@ -43,11 +18,11 @@ class Api:
     def __init__(self, services: Services) -> None:
         self.services = services
 
-    async def handle(self, connection: Connection, method: str, request: Request) -> Response:
+    async def handle(self, connection: Connection, request: Request[Any]) -> Response:
         """Authorise and answer. Raises GpuschedError."""
         auth = self.services.auth
         caller = await auth.identify(connection.peer)
-        auth.authorise(caller, method, RIGHTS[method])
+        auth.authorise(caller, request.method, request.right)
         return await HANDLERS[type(request)](Call(connection, caller, self.services), request)
 
     def close(self) -> None:

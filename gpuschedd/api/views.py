@@ -8,15 +8,16 @@ from dataclasses import replace
 
 from gpusched_client.terms import GpuUuid, JobId, JobState
 from gpusched_client.units import bytes_text
-from gpusched_client.wire import protocol
-from gpusched_client.wire.protocol import GpuUseView, GpuView, JobEvent, JobView
+from gpusched_client.wire import job_messages as messages
+from gpusched_client.wire.gpu_messages import GpuView
+from gpusched_client.wire.job_messages import GpuUseView, JobEvent, JobView
+from gpusched_client.wire.limits import limit_to_wire
 from gpuschedd.core.job import Job
 from gpuschedd.core.model import ExpectedStart, Gpu, Reason
 from gpuschedd.gpu.metering import next_vram_bytes, verdict
 from gpuschedd.gpu.source import UsedGpu
 from gpuschedd.jobs.gates import waiting_reason
 from gpuschedd.jobs.state import State
-from gpuschedd.jobs.submit import limit_on_wire
 from gpuschedd.run.spec import DEFAULT_OUTPUT
 from gpuschedd.store.records import Brief, Event, GpuUse, Payload, peak_of
 from gpuschedd.system.clock import SchedulerClock
@@ -53,7 +54,7 @@ def job_view(
         topology=None if job.request.topology == "any" else str(job.request.topology),
         memory_bytes=job.memory_bytes,
         cpus=job.cpus,
-        time_limit_s=limit_on_wire(job.request.time_limit_s),
+        time_limit_s=limit_to_wire(job.request.time_limit_s),
         nice=job.nice,
         hold=job.hold is not None,
         retries=job.retries,
@@ -206,11 +207,11 @@ def _shown(key: str, value: object) -> str:
     return str(value)
 
 
-def _reason(state: State, clock: SchedulerClock, job: Job) -> protocol.Reason | None:
+def _reason(state: State, clock: SchedulerClock, job: Job) -> messages.Reason | None:
     if job.state is not JobState.PENDING:
         return None
     reason = waiting_reason(state, job, clock.now_s())
-    return protocol.Reason(
+    return messages.Reason(
         code=str(reason.code), text=reason.text, numbers=_wall_numbers(reason, clock)
     )
 

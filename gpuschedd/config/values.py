@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpusched_client.errors import Invalid
-from gpusched_client.units import UNLIMITED_S, parse_bytes, parse_duration
+from gpusched_client.units import parse_bytes, parse_duration
 from gpuschedd.core.hostspec import SIMULATED_GPUS_MAX, parse_host
 
 SECONDS_MAX = 10 * 365 * 86_400  # of a duration
@@ -96,7 +96,7 @@ def seconds(value: Any) -> float:
         found = parse_duration(written)
     except Invalid as error:
         raise ValueError(str(error)) from error
-    if found == UNLIMITED_S:
+    if found is None:
         raise ValueError("must be a duration such as 10s, 2h or 7d")
     return float(found)
 

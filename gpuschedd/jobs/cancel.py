@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from gpusched_client.errors import Conflict, LimitReached
 from gpusched_client.terms import Cause, EventKind, JobId, JobState
-from gpusched_client.wire.protocol import CancelRequest, Outcome
+from gpusched_client.wire.job_messages import CancelRequest, Outcome
 from gpuschedd.core.job import CancelOrder, Dropped, Job
 from gpuschedd.jobs.batch import Batch
 from gpuschedd.jobs.outcomes import outcome_of

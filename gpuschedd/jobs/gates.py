@@ -17,7 +17,7 @@ from gpuschedd.core.model import Reason
 from gpuschedd.core.plan import reason_of
 
 if TYPE_CHECKING:
-    from gpusched_client.wire.protocol import JobRequest
+    from gpusched_client.wire.submit_messages import JobRequest
     from gpuschedd.jobs.state import State
 
 

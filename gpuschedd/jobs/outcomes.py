@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from gpusched_client.errors import Denied, GpuschedError, NotFound
 from gpusched_client.terms import JobId, JobState
-from gpusched_client.wire.protocol import Outcome
+from gpusched_client.wire.job_messages import Outcome
 from gpuschedd.core.job import Job
 from gpuschedd.jobs.batch import Batch
 from gpuschedd.jobs.principal import Principal

@@ -20,12 +20,8 @@ from gpusched_client.errors import (
 )
 from gpusched_client.terms import EventKind
 from gpusched_client.units import format_duration
-from gpusched_client.wire.protocol import (
-    UNLIMITED_S,
-    JobRequest,
-    SubmitRequest,
-    SubmitResult,
-)
+from gpusched_client.wire.limits import limit_from_wire, limit_to_wire
+from gpusched_client.wire.submit_messages import JobRequest, SubmitRequest, SubmitResult
 from gpuschedd.core import admission
 from gpuschedd.core.job import Job
 from gpuschedd.core.model import (
@@ -75,7 +71,7 @@ def submit(
         batch.remember(Submission(caller.uid, request.submission_id, digest, ids, batch.now_s))
     return SubmitResult(
         job_ids=ids,
-        time_limits_s=tuple(limit_on_wire(job.request.time_limit_s) for job in jobs),
+        time_limits_s=tuple(limit_to_wire(job.request.time_limit_s) for job in jobs),
         warnings=_notes(admitted),
     )
 
@@ -90,7 +86,7 @@ def _again(batch: Batch, known: Submission, digest: bytes, request: SubmitReques
         )
     default_s = batch.state.config.scheduling.usual_time_limit_s
     limits = [
-        limit_on_wire(default_s) if j.time_limit_s is None else j.time_limit_s for j in request.jobs
+        limit_to_wire(default_s) if j.time_limit_s is None else j.time_limit_s for j in request.jobs
     ]
     return SubmitResult(job_ids=known.job_ids, time_limits_s=tuple(limits))
 
@@ -149,7 +145,7 @@ def allowed_limit_s(batch: Batch, caller: Principal, wanted_s: int | None) -> fl
     scheduling = batch.state.config.scheduling
     if wanted_s is None:
         return scheduling.usual_time_limit_s
-    limit_s = None if wanted_s == UNLIMITED_S else float(wanted_s)
+    limit_s = limit_from_wire(wanted_s)
     most_s = scheduling.max_time_limit_s
     if most_s is not None and not caller.is_admin and (limit_s is None or limit_s > most_s):
         asked = "unlimited" if limit_s is None else format_duration(limit_s)
@@ -227,8 +223,3 @@ def payload_of(wanted: JobRequest) -> Payload:
 def _notes(admitted: Sequence[AdmittedRequest]) -> tuple[str, ...]:
     """What admission changed, each text once."""
     return tuple(dict.fromkeys(verdict.note for verdict in admitted if verdict.note))
-
-
-def limit_on_wire(time_limit_s: float | None) -> int:
-    """A time limit as the wire carries it."""
-    return UNLIMITED_S if time_limit_s is None else round(time_limit_s)

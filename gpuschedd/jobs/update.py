@@ -11,7 +11,8 @@ from dataclasses import replace
 from gpusched_client.errors import Conflict, Denied
 from gpusched_client.terms import EventKind, HoldKind, JobId, JobState
 from gpusched_client.units import bytes_text, format_duration
-from gpusched_client.wire.protocol import NICE_MAX, NICE_MIN, Outcome, UpdateRequest
+from gpusched_client.wire.job_messages import Outcome, UpdateRequest
+from gpusched_client.wire.limits import NICE_MAX, NICE_MIN, limit_from_wire
 from gpuschedd.core import admission, forecast
 from gpuschedd.core.job import Job
 from gpuschedd.core.model import PromiseException, RunningJob, Snapshot
@@ -93,7 +94,7 @@ def _update_one(
         changed.append(f"nice {request.nice}")
     if request.time_limit_s is not None:
         job = _new_limit(batch, caller, job, request.time_limit_s, snapshot)
-        changed.append(f"limit {format_duration(request.time_limit_s)}")
+        changed.append(f"limit {format_duration(limit_from_wire(request.time_limit_s))}")
     if request.vram_bytes is not None:
         job = _new_vram(batch, job, request.vram_bytes)
         changed.append(f"VRAM {bytes_text(request.vram_bytes)}")

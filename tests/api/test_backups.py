@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpusched_client.errors import Conflict
-from gpusched_client.wire.protocol import BackupRequest
+from gpusched_client.wire.admin_messages import BackupRequest
 from gpuschedd.api import backups
 from gpuschedd.api.backups import Backups
 from gpuschedd.store.database import DATABASE_NAME

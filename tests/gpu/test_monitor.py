@@ -17,7 +17,7 @@ import pytest
 from gpusched_client import Client, SubmittedJob
 from gpusched_client.errors import NotFound
 from gpusched_client.terms import JobState
-from gpusched_client.wire.protocol import JobView
+from gpusched_client.wire.job_messages import JobView
 from tests.support.daemon import DaemonProcess, until
 from tests.support.fake_nvml.driver import (
     DRIVER_NOT_LOADED,

@@ -13,7 +13,8 @@ import pytest
 
 from gpusched_client.errors import GpuschedError, StorageError
 from gpusched_client.terms import JobId, JobState, PendingReason
-from gpusched_client.wire.protocol import CancelRequest, JobRequest, SubmitRequest, UpdateRequest
+from gpusched_client.wire.job_messages import CancelRequest, UpdateRequest
+from gpusched_client.wire.submit_messages import JobRequest, SubmitRequest
 from gpuschedd.api.methods.submit import submit_jobs
 from gpuschedd.api.readers import FairReader
 from gpuschedd.core.job import Job

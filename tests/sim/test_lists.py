@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from gpusched_client.terms import JobState
-from gpusched_client.wire.protocol import JobRequest, JobsRequest, QueueRequest, SubmitRequest
+from gpusched_client.wire.job_messages import JobsRequest, QueueRequest
+from gpusched_client.wire.submit_messages import JobRequest, SubmitRequest
 from gpuschedd.api.limits import VIEWS_AT_ONCE, RequestBudget
 from gpuschedd.api.methods.jobs import jobs
 from gpuschedd.api.methods.queue import queue

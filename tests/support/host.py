@@ -11,7 +11,8 @@ from typing import Any
 
 from gpusched_client import Client
 from gpusched_client.submission.request import job_request
-from gpusched_client.wire.protocol import JobRequest, JobView
+from gpusched_client.wire.job_messages import JobView
+from gpusched_client.wire.submit_messages import JobRequest
 from tests.support.box import BIN, Box, build_wheels, install_package
 from tests.support.daemon import until
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpusched_client.wire.protocol import (
+from gpusched_client.wire.admin_messages import (
     BackupRequest,
     ReloadRequest,
     ReloadResult,
-    Response,
     StatsRequest,
     StatsResult,
     StatusRequest,
 )
+from gpusched_client.wire.message import Response
 from gpuschedd.api.methods.reading import read
 from gpuschedd.api.registry import Call, handles
 from gpuschedd.core.model import GpuState

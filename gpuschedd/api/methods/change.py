@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from gpusched_client.errors import Conflict
 from gpusched_client.terms import JobId
-from gpusched_client.wire.protocol import (
+from gpusched_client.wire.job_messages import (
     CancelRequest,
     CancelResult,
     Outcome,
-    Response,
     TopRequest,
     TopResult,
     UpdateRequest,
     UpdateResult,
 )
+from gpusched_client.wire.message import Response
 from gpuschedd.api.methods.reading import with_finals
 from gpuschedd.api.registry import Call, handles
 from gpuschedd.core.job import Job

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from gpusched_client.errors import NotFound
 from gpusched_client.terms import EventKind, GpuUuid
-from gpusched_client.wire.protocol import (
+from gpusched_client.wire.gpu_messages import (
     DrainRequest,
     DrainResult,
     GpusReleaseRequest,
@@ -14,10 +14,10 @@ from gpusched_client.wire.protocol import (
     GpusResult,
     GpusResumeRequest,
     GpuView,
-    Response,
     ResumeRequest,
     ResumeResult,
 )
+from gpusched_client.wire.message import Response
 from gpuschedd.api.methods.reading import gpu_views
 from gpuschedd.api.registry import Call, handles
 from gpuschedd.gpu.source import parent_index

@@ -6,7 +6,8 @@ from dataclasses import replace
 from itertools import islice
 
 from gpusched_client.terms import JobId, JobState
-from gpusched_client.wire.protocol import JobQuery, JobsRequest, JobsResult, JobView, Response
+from gpusched_client.wire.job_messages import JobQuery, JobsRequest, JobsResult, JobView
+from gpusched_client.wire.message import Response
 from gpuschedd.api import views
 from gpuschedd.api.limits import POSITIONS_MAX
 from gpuschedd.api.methods.reading import find, job_views, read

@@ -8,14 +8,9 @@ from itertools import islice
 
 from gpusched_client.errors import NotFound
 from gpusched_client.terms import JobState
-from gpusched_client.wire.protocol import (
-    QueueRequest,
-    QueueResult,
-    Response,
-    UsageRequest,
-    UsageResult,
-    UsageView,
-)
+from gpusched_client.wire.admin_messages import UsageRequest, UsageResult, UsageView
+from gpusched_client.wire.job_messages import QueueRequest, QueueResult
+from gpusched_client.wire.message import Response
 from gpuschedd.api.methods.reading import job_views
 from gpuschedd.api.registry import Call, handles
 from gpuschedd.core.fairshare import share_of

@@ -8,7 +8,8 @@ from typing import TypeVar
 
 from gpusched_client.errors import NotFound
 from gpusched_client.terms import JobId, JobState
-from gpusched_client.wire.protocol import GpuView, JobView, Outcome
+from gpusched_client.wire.gpu_messages import GpuView
+from gpusched_client.wire.job_messages import JobView, Outcome
 from gpuschedd.api import views
 from gpuschedd.api.limits import VIEWS_AT_ONCE
 from gpuschedd.api.registry import Call

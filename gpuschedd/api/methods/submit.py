@@ -6,14 +6,10 @@ from dataclasses import replace
 
 from gpusched_client import __version__
 from gpusched_client.terms import JobId
-from gpusched_client.wire.protocol import (
-    PROTOCOL_VERSION,
-    Hello,
-    HelloResult,
-    Response,
-    SubmitRequest,
-    SubmitResult,
-)
+from gpusched_client.wire.admin_messages import Hello, HelloResult
+from gpusched_client.wire.limits import PROTOCOL_VERSION
+from gpusched_client.wire.message import Response
+from gpusched_client.wire.submit_messages import SubmitRequest, SubmitResult
 from gpuschedd.api.methods.reading import read
 from gpuschedd.api.registry import Call, handles
 from gpuschedd.core.advice import beyond_limit

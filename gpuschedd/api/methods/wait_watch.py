@@ -6,15 +6,15 @@ import asyncio
 
 from gpusched_client.errors import Conflict, GpuschedError
 from gpusched_client.terms import JobId
-from gpusched_client.wire.protocol import (
+from gpusched_client.wire.job_messages import (
     EVENT_METHOD,
-    Response,
     WaitRequest,
     WaitResult,
     WatchRequest,
     WatchResult,
 )
-from gpusched_client.wire.protocol import Event as WireEvent
+from gpusched_client.wire.job_messages import Event as WireEvent
+from gpusched_client.wire.message import Response
 from gpuschedd.api import views
 from gpuschedd.api.methods.reading import find, job_views, read
 from gpuschedd.api.registry import Call, handles

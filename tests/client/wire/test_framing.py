@@ -15,9 +15,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpusched_client.errors import GpuschedError, Invalid, NotFound, TooLarge
-from gpusched_client.wire import framing, protocol
-from gpusched_client.wire.framing import Decoder, Malformed, Notification, Request, Response
-from gpusched_client.wire.protocol import REQUEST_BYTES_MAX, read_request
+from gpusched_client.wire import framing, limits
+from gpusched_client.wire.catalog import read_request
+from gpusched_client.wire.framing import (
+    Decoder,
+    Malformed,
+    NotificationFrame,
+    RequestFrame,
+    ResponseFrame,
+)
+from gpusched_client.wire.limits import REQUEST_BYTES_MAX
 
 JOB: dict[str, Any] = {"argv": [b"true"], "cwd": b"/", "environment": {b"A": b"1"}}
 SUBMIT = framing.encode_request(7, "submit", {"jobs": [JOB]})
@@ -40,10 +47,12 @@ def fatal(data: bytes) -> Malformed:
 
 
 def test_what_was_encoded_is_decoded() -> None:
-    assert only(SUBMIT) == Request(7, "submit", {"jobs": [JOB]})
-    assert only(framing.encode_response(7, {"a": 1})) == Response(7, None, {"a": 1})
-    assert only(framing.encode_notification("event", {"a": 1})) == Notification("event", {"a": 1})
-    assert only(msgpack.packb([0, 1, "hello", []])) == Request(1, "hello", {})
+    assert only(SUBMIT) == RequestFrame(7, "submit", {"jobs": [JOB]})
+    assert only(framing.encode_response(7, {"a": 1})) == ResponseFrame(7, None, {"a": 1})
+    assert only(framing.encode_notification("event", {"a": 1})) == NotificationFrame(
+        "event", {"a": 1}
+    )
+    assert only(msgpack.packb([0, 1, "hello", []])) == RequestFrame(1, "hello", {})
     refusal = only(framing.encode_error(None, NotFound("no job 7", {"job_id": 7})))
     assert refusal.msgid is None
     assert isinstance(refusal.error, NotFound)
@@ -72,7 +81,7 @@ def test_the_unfinished_message_is_seen_and_measured() -> None:
 
 def test_a_whole_message_and_then_rubbish_gives_the_message_first() -> None:
     good, bad = Decoder().feed(SUBMIT + b"\xc1")
-    assert isinstance(good, Request)
+    assert isinstance(good, RequestFrame)
     assert isinstance(bad, Malformed)
 
 
@@ -115,7 +124,7 @@ def test_a_broken_request_in_a_whole_envelope_is_answered_and_the_stream_goes_on
     broken, next_message = Decoder().feed(msgpack.packb(message) + SUBMIT)
     assert isinstance(broken, Malformed)
     assert (broken.msgid, broken.is_fatal, broken.error.code) == (7, False, "invalid")
-    assert isinstance(next_message, Request)
+    assert isinstance(next_message, RequestFrame)
 
 
 def nested(levels: int) -> bytes:
@@ -124,7 +133,7 @@ def nested(levels: int) -> bytes:
 
 
 def test_64_levels_are_taken_and_65_are_invalid() -> None:
-    assert isinstance(only(nested(64)), Request)
+    assert isinstance(only(nested(64)), RequestFrame)
     message = only(nested(65))
     assert isinstance(message, Malformed)
     assert "64" in message.error.message
@@ -149,7 +158,7 @@ def test_what_messagepack_can_say_and_we_cannot_is_invalid_by_path(field: bytes,
     entries = 2 if field.startswith(b"\xa3cwd") else 1
     data = b"\x94\x00\x07\xa6submit\x91\x81\xa4jobs\x91" + bytes([0x80 + entries]) + field
     message = only(data)
-    assert isinstance(message, Request)
+    assert isinstance(message, RequestFrame)
     with pytest.raises(Invalid) as caught:
         read_request(message.method, message.params)
     assert caught.value.data["path"] == path
@@ -210,7 +219,7 @@ def cost_s(data: bytes) -> float:
     for _ in range(5):
         start = time.process_time()
         for message in Decoder().feed(data):
-            if isinstance(message, Request):
+            if isinstance(message, RequestFrame):
                 with contextlib.suppress(GpuschedError):
                     read_request(message.method, message.params)
         times.append(time.process_time() - start)
@@ -301,7 +310,7 @@ def _end_of(message: framing.Incoming) -> str:
     if isinstance(message, Malformed):
         assert isinstance(message.error, GpuschedError)
         return "malformed"
-    if isinstance(message, Request):
+    if isinstance(message, RequestFrame):
         try:
             read_request(message.method, message.params)
         except GpuschedError as error:
@@ -363,6 +372,6 @@ def test_a_million_mutated_messages_give_typed_errors_and_no_memory_growth() -> 
 
 
 def test_limits_are_the_contract_s() -> None:
-    assert (protocol.REQUEST_BYTES_MAX, protocol.PAYLOAD_BYTES_MAX) == (2**20, 768 * 1024)
-    assert (protocol.NESTING_MAX, protocol.CONTAINERS_MAX) == (64, 20_000)
-    assert protocol.RESPONSE_JOBS_MAX == 1_000
+    assert (limits.REQUEST_BYTES_MAX, limits.PAYLOAD_BYTES_MAX) == (2**20, 768 * 1024)
+    assert (limits.NESTING_MAX, limits.CONTAINERS_MAX) == (64, 20_000)
+    assert limits.RESPONSE_JOBS_MAX == 1_000

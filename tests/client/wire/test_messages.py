@@ -9,17 +9,12 @@ import pytest
 
 from gpusched_client.errors import GpuschedError, Invalid, TooLarge
 from gpusched_client.terms import JobState
-from gpusched_client.wire import framing, protocol
+from gpusched_client.wire import framing
+from gpusched_client.wire.admin_messages import Hello
+from gpusched_client.wire.catalog import METHODS, read_request
 from gpusched_client.wire.fields import Flaw
-from gpusched_client.wire.protocol import (
-    METHODS,
-    JobRequest,
-    JobView,
-    SubmitRequest,
-    SubmitResult,
-    UpdateRequest,
-    read_request,
-)
+from gpusched_client.wire.job_messages import JobView, UpdateRequest
+from gpusched_client.wire.submit_messages import JobRequest, SubmitRequest, SubmitResult
 
 JOB: dict[str, Any] = {"argv": [b"true"], "cwd": b"/", "environment": {}}
 
@@ -201,7 +196,7 @@ def test_a_constructor_refuses_unknown_and_missing_fields() -> None:
     with pytest.raises(TypeError, match="needs job_ids"):
         SubmitResult()  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="takes"):
-        protocol.Hello(1)  # type: ignore[call-arg]
+        Hello(1)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -220,5 +215,5 @@ def test_every_request_at_its_defaults_survives_the_wire(method: str) -> None:
     request = read_request(method, samples.get(method, {}))
     data = framing.encode_request(1, method, request.to_wire())
     (message,) = framing.Decoder().feed(data)
-    assert isinstance(message, framing.Request)
+    assert isinstance(message, framing.RequestFrame)
     assert read_request(message.method, message.params) == request

@@ -1,0 +1,104 @@
+"""Words of one line: times, where a job runs or why it waits, how it ended.
+
+Pure: the time is an argument. What comes from other users is escaped, so that it cannot drive a
+terminal.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import TYPE_CHECKING
+
+from gpusched_client.terms import JobState, printable
+from gpusched_client.units import bytes_short, format_duration
+
+if TYPE_CHECKING:
+    from gpusched_client.wire.job_messages import JobView, Outcome
+
+NONE = "-"
+
+
+def time_text(at_s: float, now_s: float) -> str:
+    """Local time: "14:20" today, "Dec 03 14:20" in this year, else with the year."""
+    then, now = time.localtime(at_s), time.localtime(now_s)
+    if then[:3] == now[:3]:
+        return time.strftime("%H:%M", then)
+    return time.strftime("%b %d %H:%M" if then[0] == now[0] else "%Y-%m-%d %H:%M", then)
+
+
+def start_text(job: JobView, now_s: float) -> str:
+    """When it started; before that `by 14:20` (promised) or `expected 14:20`."""
+    if job.started_at_s is not None:
+        return time_text(job.started_at_s, now_s)
+    if job.promised_start_s is not None:
+        return f"by {time_text(job.promised_start_s, now_s)}"
+    if job.expected_start_s is not None:
+        return f"expected {time_text(job.expected_start_s, now_s)}"
+    return NONE
+
+
+def elapsed_text(job: JobView, now_s: float) -> str:
+    """Time since the start, up to the end where there is one."""
+    if job.started_at_s is None:
+        return "0:00"
+    ended_at_s = now_s if job.ended_at_s is None else job.ended_at_s
+    return format_duration(max(0.0, ended_at_s - job.started_at_s))
+
+
+def vram_text(job: JobView) -> str:
+    """Declared VRAM of each GPU, or that it takes whole ones."""
+    if job.vram_bytes is not None:
+        return bytes_short(job.vram_bytes)
+    return "whole" if job.gpus else NONE
+
+
+def exit_text(job: JobView) -> str:
+    """`code:signal` as Slurm shows it, `-` where nothing ran, `?` where the end is not known."""
+    if job.exit_code is None and job.exit_signal is None:
+        return NONE if job.started_at_s is None else "?"
+    return f"{job.exit_code or 0}:{job.exit_signal or 0}"
+
+
+def gpu_or_reason(job: JobView) -> str:
+    """GPU numbers while it holds some, why it waits before, how it ended after."""
+    if job.state is JobState.PENDING:
+        return reason_text(job) or NONE
+    if job.state.is_live:
+        return ",".join(map(str, job.gpu_indices or ())) or NONE
+    return _ending_text(job)
+
+
+def reason_text(job: JobView) -> str:
+    """Why it waits; "" where nothing is known."""
+    if job.reason is None:
+        return ""
+    code, text = str(job.reason.code), job.reason.text
+    if text.lower().startswith(code.lower()):  # "held by its owner" says it already
+        return printable(code + text[len(code) :])
+    return printable(f"{code}: {text}" if text else code)
+
+
+def _ending_text(job: JobView) -> str:
+    code = exit_text(job)
+    text = job.state.lower() if code in ("?", NONE) else f"exit {code}"
+    detail = job.cause_detail or (job.reason.text if job.reason else "")
+    if not detail and job.cause not in (None, "exit", job.state.lower()):
+        detail = str(job.cause).replace("_", " ")
+    if detail.startswith(text):
+        return printable(detail)
+    return f"{text} ({printable(detail)})" if detail else text
+
+
+def refusal_text(outcome: Outcome) -> str:
+    """Why one job was left as it is; names the job once."""
+    text = outcome.text or str(outcome.code)
+    named = re.search(rf"\bjob {outcome.job_id}\b", text) is not None
+    return text if named else f"job {outcome.job_id}: {text}"
+
+
+def status_word(job: JobView) -> str:
+    """One of the three words that workflow managers ask for."""
+    if job.state.is_live:
+        return "running"
+    return "success" if job.state is JobState.COMPLETED else "failed"

@@ -1,0 +1,451 @@
+"""THE table of job options: what a submitter may ask for, one row an option.
+
+A row is a field of JobOptions. From it are made: the field of JobRequest and of JobView that
+travels, gsub's option, the keyword of Client.submit, the #GSUB and #SBATCH lines, the words with
+which gsub says what it understood, and the fact that `gq ID` shows. So a new option is one row
+here, with the type of its keyword in JobKeywords, beside what the daemon does with it.
+
+Pure: it knows no terminal and no process. How flags are parsed is the commands' affair.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import field, fields
+from enum import Enum
+from typing import Any, ParamSpec, TypedDict, TypeVar, dataclass_transform
+
+from gpusched_client.errors import Invalid
+from gpusched_client.units import MIB, bytes_text, duration_text, parse_bytes, parse_duration
+from gpusched_client.wire.fields import Reader, boolean, integer, octets, one_of, text
+from gpusched_client.wire.limits import (
+    CPUS_MAX,
+    GPUS_MAX,
+    MEMORY_BYTES_MAX,
+    MEMORY_BYTES_MIN,
+    NICE_MAX,
+    NICE_MIN,
+    PATH_BYTES_MAX,
+    RETRIES_MAX,
+    VRAM_BYTES_MAX,
+    limit_from_wire,
+    limit_to_wire,
+)
+from gpusched_client.wire.message import READER, READER_OF_RESPONSE, Message, part
+from gpusched_client.wire.values import JOB_NAME, TIME_LIMIT
+
+P = ParamSpec("P")
+M = TypeVar("M", bound=Message)
+
+Words = Callable[["JobOptions", int | None], str]
+"""Of what is asked, and the time limit that the daemon gave where it is known; "" says nothing."""
+
+
+class Section(Enum):
+    """The part of gsub's help in which an option stands."""
+
+    RESOURCES = "what it takes"
+    FILES = "its name and files"
+    QUEUE = "how it waits"
+
+
+class JobOption:
+    """One row. The reader says type and limits; what is text there may be parsed from other text.
+
+    `keyword` is its name in Python, where it is not the field's. `slurm` are the names of #SBATCH
+    that mean the same; `from_slurm` turns their value into ours, or into None where it asks for
+    what is done anyway. `words` are for `understood`, and `fact` has a name and a value for `gq`.
+    """
+
+    # Written out, since a dataclass's methods are generated at each start of each command.
+    def __init__(
+        self,
+        *,
+        reader: Reader,
+        default: Any,
+        section: Section,
+        flags: tuple[str, ...],
+        help: str,
+        metavar: str | None = None,
+        shows_default: bool = False,
+        keyword: str = "",
+        parse: Callable[[str], int] | None = None,
+        slurm: tuple[str, ...] = (),
+        from_slurm: Callable[[str], str | None] = lambda value: value,
+        words: Words = lambda _asked, _limit_s: "",
+        is_said_last: bool = False,
+        fact: tuple[str, Callable[[JobOptions], str]] | None = None,
+    ) -> None:
+        self.reader, self.default, self.parse = reader, default, parse
+        self.flags, self.section, self.help, self.metavar = flags, section, help, metavar
+        self.shows_default = shows_default
+        self.slurm, self.from_slurm = slurm, from_slurm
+        self.words, self.is_said_last, self.fact = words, is_said_last, fact
+        self.keyword = keyword
+        self.field = ""  # the wire's name of it, by the class below
+
+    @property
+    def is_flag(self) -> bool:
+        """Whether it is given by naming it, without a value."""
+        return self.reader is boolean
+
+    @property
+    def longest_flag(self) -> str:
+        """As messages and #GSUB lines name it."""
+        return max(self.flags, key=len)
+
+    def value(self, given: object) -> Any:
+        """What travels, of what a caller gave: amounts may be text, paths become bytes."""
+        if isinstance(given, str) and self.parse is not None:
+            return self.parse(given)
+        if self.reader.kind == "bytes" and isinstance(given, (str, bytes, os.PathLike)):
+            return os.fsencode(given)
+        return given
+
+
+# A view is read loosely: a newer daemon may allow more than this client would ask for.
+_LOOSE = {"integer": integer(), "text": text(), "bytes": octets(PATH_BYTES_MAX)}
+
+
+def _field_of(make_row: Callable[P, JobOption]) -> Callable[P, Any]:
+    def option(*args: P.args, **about: P.kwargs) -> Any:
+        row = make_row(*args, **about)
+        shown = _LOOSE.get(row.reader.kind, row.reader)
+        metadata = {READER: row.reader, READER_OF_RESPONSE: shown, JobOption: row}
+        return field(default=row.default, metadata=metadata)
+
+    return option
+
+
+option = _field_of(JobOption)
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(option,))
+def _table(cls: type[M]) -> type[M]:
+    return part(cls)
+
+
+# -------------------------------------------------------------------------- amounts in words
+
+
+def _parse_vram(text: str) -> int:
+    size = parse_bytes(text)
+    if size == 0:
+        raise Invalid(f"{text!r} is no memory at all; leave it out to take whole GPUs")
+    return size
+
+
+def _parse_memory(text: str) -> int:
+    size = parse_bytes(text)
+    if size < MIB:
+        raise Invalid(f"{text!r} is too little to start a process; leave it out for the default")
+    return size
+
+
+def _parse_time_limit(text: str) -> int:
+    seconds = parse_duration(text)
+    if seconds == 0:
+        raise Invalid(f"{text!r} is no time at all; use unlimited for no limit")
+    return limit_to_wire(seconds)
+
+
+def _time_from_slurm(value: str) -> str:
+    """No time is Slurm's word for no limit."""
+    return "unlimited" if value and not value.strip("0:-") else value
+
+
+def _memory_from_slurm(value: str) -> str | None:
+    """0 is all of the host's memory, which is what no bound means here."""
+    return None if value == "0" else value
+
+
+# ----------------------------------------------------------------------- words for `understood`
+
+
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"
+
+
+def _gpus_words(asked: JobOptions, _limit_s: int | None) -> str:
+    return _count(asked.gpus, "GPU", "GPUs") if asked.gpus else "no GPU"
+
+
+def _vram_words(asked: JobOptions, _limit_s: int | None) -> str:
+    if asked.vram_bytes is None:
+        return ""
+    return bytes_text(asked.vram_bytes) + (" each" if asked.gpus > 1 else "")
+
+
+def _model_words(asked: JobOptions, _limit_s: int | None) -> str:
+    return f"model {asked.gpu_model}" if asked.gpu_model is not None else ""
+
+
+def _topology_words(asked: JobOptions, _limit_s: int | None) -> str:
+    return f"connected by {asked.topology}" if asked.topology is not None else ""
+
+
+def _memory_words(asked: JobOptions, _limit_s: int | None) -> str:
+    return "" if asked.memory_bytes is None else f"{bytes_text(asked.memory_bytes)} of host memory"
+
+
+def _cpus_words(asked: JobOptions, _limit_s: int | None) -> str:
+    return _count(asked.cpus, "CPU", "CPUs") if asked.cpus else ""
+
+
+def _limit_words(asked: JobOptions, given_s: int | None) -> str:
+    wired_s = asked.time_limit_s if given_s is None else given_s
+    if wired_s is None:
+        return "default limit"
+    limit_s = limit_from_wire(wired_s)
+    if limit_s is None:
+        return "no limit"
+    words = f"limit {duration_text(limit_s)}"
+    return words if asked.time_limit_s is not None else f"{words} (default), stopped after that"
+
+
+def _retries_words(asked: JobOptions, _limit_s: int | None) -> str:
+    return f"up to {_count(asked.retries, 'retry', 'retries')}" if asked.retries else ""
+
+
+# -------------------------------------------------------------------------- facts for `gq ID`
+
+
+def _gpus_fact(job: JobOptions) -> str:
+    if job.vram_bytes is not None:
+        return f"{job.gpus}, {bytes_text(job.vram_bytes)} each"
+    return f"{job.gpus}, whole" if job.gpus else "0"
+
+
+def _memory_fact(job: JobOptions) -> str:
+    return "" if job.memory_bytes is None else bytes_text(job.memory_bytes)
+
+
+def _limit_fact(job: JobOptions) -> str:
+    return "" if job.time_limit_s is None else duration_text(limit_from_wire(job.time_limit_s))
+
+
+# --------------------------------------------------------------------------------- the table
+
+
+@_table
+class JobOptions(Message):
+    """The fields of all options, of a request as of a view.
+
+    They stand in the order in which they are written, and a submission id is kept with a digest of
+    what was written: new ones come last.
+    """
+
+    __slots__ = ()
+
+    gpus: int = option(
+        reader=integer(0, GPUS_MAX),
+        default=1,
+        section=Section.RESOURCES,
+        flags=("-g", "--gpus"),
+        metavar="N",
+        shows_default=True,
+        help="GPUs; 0 runs without any.",
+        words=_gpus_words,
+        fact=("GPUs", _gpus_fact),
+    )
+    vram_bytes: int | None = option(
+        reader=integer(1, VRAM_BYTES_MAX),
+        default=None,
+        section=Section.RESOURCES,
+        flags=("-m", "--vram"),
+        metavar="SIZE",
+        help="VRAM on each GPU, such as 18G; shares GPUs. Without it GPUs are taken whole.",
+        keyword="vram",
+        parse=_parse_vram,
+        words=_vram_words,
+    )
+    gpu_model: str | None = option(
+        reader=text(256),
+        default=None,
+        section=Section.RESOURCES,
+        flags=("--gpu-model",),
+        metavar="MODEL",
+        help="Only GPUs of this model.",
+        words=_model_words,
+        fact=("Model", lambda job: job.gpu_model or ""),
+    )
+    exclusive: bool = option(
+        reader=boolean,
+        default=False,
+        section=Section.RESOURCES,
+        flags=("--exclusive",),
+        help="With --vram: no other job on these GPUs.",
+        words=lambda asked, _: "exclusive" if asked.exclusive else "",
+        fact=("Exclusive", lambda job: "yes" if job.exclusive else ""),
+    )
+    topology: str | None = option(
+        reader=one_of("nvlink"),
+        default=None,
+        section=Section.RESOURCES,
+        flags=("--topology",),
+        help="Only GPUs connected like this.",
+        words=_topology_words,
+        fact=("Topology", lambda job: job.topology or ""),
+    )
+    memory_bytes: int | None = option(
+        reader=integer(MEMORY_BYTES_MIN, MEMORY_BYTES_MAX),
+        default=None,
+        section=Section.RESOURCES,
+        flags=("--mem",),
+        metavar="SIZE",
+        help="Host memory it may use, as 64G.",
+        keyword="memory",
+        parse=_parse_memory,
+        slurm=("--mem",),
+        from_slurm=_memory_from_slurm,
+        words=_memory_words,
+        fact=("Host memory", _memory_fact),
+    )
+    cpus: int | None = option(
+        reader=integer(1, CPUS_MAX),
+        default=None,
+        section=Section.RESOURCES,
+        flags=("--cpus",),
+        metavar="N",
+        help="CPUs it may keep busy.",
+        slurm=("--cpus-per-task", "-c"),
+        words=_cpus_words,
+        fact=("CPUs", lambda job: str(job.cpus or "")),
+    )
+    time_limit_s: int | None = option(
+        reader=TIME_LIMIT,
+        default=None,
+        section=Section.RESOURCES,
+        flags=("-t", "--time"),
+        metavar="TIME",
+        help="Limit: 90 (minutes), 2h, 1-12:00:00, unlimited. The job is stopped after it.",
+        keyword="time_limit",
+        parse=_parse_time_limit,
+        slurm=("--time", "-t"),
+        from_slurm=_time_from_slurm,
+        words=_limit_words,
+        fact=("Time limit", _limit_fact),
+    )
+    name: str | None = option(
+        reader=JOB_NAME,
+        default=None,
+        section=Section.FILES,
+        flags=("-J", "--name"),
+        metavar="NAME",
+        help="Name; the command's by default.",
+        slurm=("--job-name", "-J"),
+    )
+    nice: int = option(
+        reader=integer(NICE_MIN, NICE_MAX),
+        default=0,
+        section=Section.QUEUE,
+        flags=("--nice",),
+        metavar="N",
+        help="Lower the job's priority.",
+        slurm=("--nice",),
+        fact=("Nice", lambda job: str(job.nice or "")),
+    )
+    output: bytes | None = option(
+        reader=octets(PATH_BYTES_MAX, empty=False),
+        default=None,
+        section=Section.FILES,
+        flags=("-o", "--output"),
+        metavar="FILE",
+        help="stdout; %j is the job id.",
+        slurm=("--output", "-o"),
+    )
+    error: bytes | None = option(
+        reader=octets(PATH_BYTES_MAX, empty=False),
+        default=None,
+        section=Section.FILES,
+        flags=("-e", "--error"),
+        metavar="FILE",
+        help="stderr; the same file by default.",
+        slurm=("--error", "-e"),
+    )
+    hold: bool = option(
+        reader=boolean,
+        default=False,
+        section=Section.QUEUE,
+        flags=("--hold",),
+        help="Submit held; it waits for a release.",
+        slurm=("--hold", "-H"),
+        words=lambda asked, _: "held" if asked.hold else "",
+        is_said_last=True,
+        fact=("Held", lambda job: "yes" if job.hold else ""),
+    )
+    retries: int = option(
+        reader=integer(0, RETRIES_MAX),
+        default=0,
+        section=Section.QUEUE,
+        flags=("--retries",),
+        metavar="N",
+        help="Tries again after CUDA out of memory, with more VRAM.",
+        words=_retries_words,
+        fact=("Retries", lambda job: str(job.retries or "")),
+    )
+
+
+class JobKeywords(TypedDict, total=False):
+    """The types of the same as keywords of Client.submit and job_request.
+
+    Sizes are bytes, or text such as "18G". `vram` is per GPU, `memory` of the host. `time_limit` is
+    seconds, or text such as "2h" or "unlimited"; None is the daemon's default.
+    """
+
+    gpus: int
+    vram: str | int | None
+    gpu_model: str | None
+    exclusive: bool
+    topology: str | None
+    memory: str | int | None
+    cpus: int | None
+    time_limit: str | int | None
+    name: str | None
+    nice: int
+    output: str | bytes | os.PathLike[str] | os.PathLike[bytes] | None
+    error: str | bytes | os.PathLike[str] | os.PathLike[bytes] | None
+    hold: bool
+    retries: int
+
+
+# To ignore these options of Slurm would run something else than what was asked for.
+SLURM_REFUSED = ("--array", "-a", "--dependency", "-d", "--begin", "-b", "--wrap")
+
+
+def _rows() -> dict[str, JobOption]:
+    rows = {}
+    for entry in fields(JobOptions):
+        row: JobOption = entry.metadata[JobOption]
+        row.field = entry.name
+        row.keyword = row.keyword or entry.name
+        rows[row.keyword] = row
+    return rows
+
+
+OPTIONS: Mapping[str, JobOption] = _rows()
+"""The rows by keyword, in the order of the table."""
+
+
+def fields_of(given: Mapping[str, object]) -> dict[str, Any]:
+    """What travels, of a caller's keywords. Raises TypeError for an unknown one, and Invalid."""
+    unknown = given.keys() - OPTIONS.keys()
+    if unknown:
+        raise TypeError(f"unexpected keyword argument: {', '.join(sorted(unknown))}")
+    rows = [OPTIONS[keyword] for keyword in given]
+    return {row.field: row.value(given[row.keyword]) for row in rows}
+
+
+def understood(asked: JobOptions, limit_s: int | None) -> str:
+    """What a submission asks for, in words: "2 GPUs, 18 GiB each, limit 30 min".
+
+    `limit_s` is the time limit that the daemon gave it, as it travels; None: not known.
+    """
+    rows = sorted(OPTIONS.values(), key=lambda row: row.is_said_last)
+    return ", ".join(filter(None, [row.words(asked, limit_s) for row in rows]))
+
+
+def asked_facts(job: JobOptions) -> list[tuple[str, str]]:
+    """What a job asks for, by name, for `gq ID`; "" where there is nothing to say."""
+    return [(row.fact[0], row.fact[1](job)) for row in OPTIONS.values() if row.fact is not None]

@@ -1,0 +1,204 @@
+"""The client's end of the socket: which one, whether its server may be trusted, one call on it.
+
+Must not know what is tried again, nor how anything is shown.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from gpusched_client import paths
+from gpusched_client.errors import Denied, Internal, Invalid, Unavailable
+from gpusched_client.wire import framing
+from gpusched_client.wire.methods import Request
+
+BACKLOG_RETRY_S = 5.0
+BACKLOG_PAUSE_S = 0.02
+_RECEIVE_BYTES = 256 * 1024
+_OVERFLOW_UID = 65_534  # what a user namespace shows for a uid that it does not map
+
+
+class Lost(Exception):
+    """The connection broke before the reply: nobody knows whether the request was taken."""
+
+
+class TooLate(Unavailable):
+    """No reply in time; the daemon may be alive, so it is not asked again."""
+
+
+class Connection:
+    """One socket and its decoder; one call at a time."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._decoder = framing.Decoder(framing.RESPONSE_LIMITS)
+        self._msgid = 0
+        self._notifications: list[framing.NotificationFrame] = []
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._sock.close()
+
+    def is_closed_by_peer(self) -> bool:
+        """True when the server has closed this connection since the last call."""
+        try:
+            self._sock.settimeout(0)
+            return not self._sock.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+    def call(self, request: Request[Any], timeout_s: float | None) -> object:
+        """The decoded result of one call; raises its error, TooLate, or Lost."""
+        self._msgid = (self._msgid + 1) % framing.MSGID_MAX
+        data = framing.encode_request(self._msgid, request.method, request.to_wire())
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        try:
+            self._sock.settimeout(timeout_s)
+            self._sock.sendall(data)
+        except TimeoutError as error:
+            raise TooLate(f"the daemon took no request in {timeout_s:g} s") from error
+        except OSError:
+            pass  # a server that refuses and closes has said why: read it first
+        while True:
+            for message in self._receive(deadline, timeout_s):
+                if not isinstance(message, framing.ResponseFrame):
+                    continue
+                if message.msgid in (None, self._msgid):
+                    if message.error is not None:
+                        raise message.error
+                    return message.result
+
+    def notifications(self) -> Iterator[framing.NotificationFrame]:
+        """Notifications, those that came with an earlier reply first; ends by Lost only."""
+        while True:
+            pending, self._notifications = self._notifications, []
+            yield from pending
+            self._receive(None, None)
+
+    def _receive(self, deadline: float | None, timeout_s: float | None) -> list[framing.Incoming]:
+        """What comes next; notifications are put aside for notifications()."""
+        try:
+            self._sock.settimeout(_left_s(deadline))
+            data = self._sock.recv(_RECEIVE_BYTES)
+        except (TimeoutError, BlockingIOError) as error:
+            raise TooLate(f"no reply in {timeout_s:g} s; {self._why_silent()}") from error
+        except OSError as error:
+            raise Lost from error
+        if not data:
+            raise Lost
+        messages = self._decoder.feed(data)
+        for message in messages:
+            if isinstance(message, framing.NotificationFrame):
+                self._notifications.append(message)
+            elif isinstance(message, framing.Malformed):
+                raise Internal(f"the server does not speak our protocol: {message.error.message}")
+        return messages
+
+    def _why_silent(self) -> str:
+        """What a silent server may suffer from: PID 1 also listens for one that does not start."""
+        if self._sock.getpeername() == os.fspath(paths.SYSTEM_SOCKET):
+            return (
+                "the daemon is busy, stuck, or does not start; `systemctl status gpuschedd` tells "
+                "which"
+            )
+        return "the daemon is busy or stuck. Try again later."
+
+
+def _left_s(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.001, deadline - time.monotonic())
+
+
+# -------------------------------------------------------------------------------- connecting
+
+
+def connect(given: Path | None) -> Connection:
+    """A connection to the first live socket whose server may be trusted.
+
+    `given` None looks where all clients look. Raises Unavailable, Denied, Invalid.
+    """
+    candidates = paths.client_sockets() if given is None else [given]
+    refusals: list[tuple[Path, OSError]] = []
+    for path in candidates:
+        try:
+            sock = _open(path)
+        except OSError as error:
+            refusals.append((path, error))
+            continue
+        try:
+            _check_server(sock, path)
+        except BaseException:
+            sock.close()
+            raise
+        return Connection(sock)
+    raise Unavailable(_nobody_there(refusals), {"paths": [str(path) for path, _ in refusals]})
+
+
+def _open(path: Path) -> socket.socket:
+    """A connected socket. A full backlog is a busy daemon, so it is tried for some seconds."""
+    if len(os.fsencode(path)) > paths.SOCKET_PATH_BYTES_MAX:
+        raise Invalid(
+            f"socket path {str(path)!r} is longer than {paths.SOCKET_PATH_BYTES_MAX} bytes; "
+            f"name a shorter one with {paths.SOCKET_ENV}"
+        )
+    deadline = time.monotonic() + BACKLOG_RETRY_S
+    while True:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            sock.settimeout(0)  # a blocking connect to a full backlog has no time-out
+            sock.connect(os.fspath(path))
+        except OSError as error:
+            sock.close()
+            if error.errno != errno.EAGAIN or time.monotonic() > deadline:
+                raise
+            time.sleep(BACKLOG_PAUSE_S)
+        else:
+            return sock
+
+
+def _check_server(sock: socket.socket, path: Path) -> None:
+    """Refuse a server that is neither root nor this user: it would get our environment."""
+    size = struct.calcsize("3i")
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    uid = struct.unpack("iII", credentials)[1]
+    if uid not in (0, os.geteuid()) and not _may_be_hidden_root(uid, path):
+        raise Denied(
+            f"the server at {path} runs as uid {uid}, which is neither root nor you; not used",
+            {"uid": uid},
+        )
+
+
+def _may_be_hidden_root(uid: int, path: Path, uid_map: str | None = None) -> bool:
+    """Whether the server is the host's root, as a user namespace without root in its map shows it.
+
+    Only at the system's own place, in a directory that is nobody's here and that we cannot change:
+    on the host only root can have made it.
+    """
+    if uid != _OVERFLOW_UID or path != paths.SYSTEM_SOCKET:
+        return False
+    mapped = Path("/proc/self/uid_map").read_text() if uid_map is None else uid_map
+    for line in mapped.splitlines():
+        first, count = map(int, line.split()[1:3])
+        if first <= 0 < first + count:
+            return False
+    place = path.parent
+    return place.stat().st_uid == _OVERFLOW_UID and not os.access(place, os.W_OK)
+
+
+def _nobody_there(refusals: list[tuple[Path, OSError]]) -> str:
+    tried = "; ".join(
+        f"{path}: {(error.strerror or str(error)).lower()}" for path, error in refusals
+    )
+    return (
+        f"no gpuschedd is reachable ({tried}). Start your own with `gpuschedd` "
+        "(without GPUs: `gpuschedd --simulate 4x24G`), have an administrator start the system's "
+        f"with `systemctl start gpuschedd.socket`, or name another with {paths.SOCKET_ENV}."
+    )

@@ -1,0 +1,150 @@
+"""The socket: which one a client takes, and which servers it trusts."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpusched_client import Client, paths
+from gpusched_client.errors import Denied, Invalid, Unavailable
+from gpusched_client.wire import transport
+from tests.client.fake_server import FakeServer, Handler
+
+Serve = Callable[[dict[str, Handler]], FakeServer]
+
+
+def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, runtime: Path | None) -> None:
+    monkeypatch.delenv("GPUSCHED_SOCKET", raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(paths, "SYSTEM_SOCKET", tmp_path / "system.sock")
+    if runtime is None:
+        monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    else:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+
+
+def test_without_a_runtime_directory_the_socket_lies_in_the_state_directory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    home(monkeypatch, tmp_path, None)
+    own = tmp_path / "state/gpuschedd/gpuschedd.sock"
+    assert paths.user_socket() == own
+    assert paths.client_sockets() == [own, tmp_path / "system.sock"]
+
+
+def test_the_users_own_socket_comes_before_the_systems_and_a_named_one_stands_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    home(monkeypatch, tmp_path, tmp_path / "run")
+    own = tmp_path / "run/gpuschedd/gpuschedd.sock"
+    in_state = tmp_path / "state/gpuschedd/gpuschedd.sock"
+    assert paths.client_sockets() == [own, in_state, tmp_path / "system.sock"]
+    monkeypatch.setenv("GPUSCHED_SOCKET", "/x/y.sock")
+    assert paths.client_sockets() == [Path("/x/y.sock")]
+
+
+def test_a_dead_socket_is_passed_over_for_the_next_live_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    home(monkeypatch, tmp_path, None)
+    own = paths.user_socket()
+    own.parent.mkdir(parents=True)
+    dead = socket.socket(socket.AF_UNIX)
+    dead.bind(str(own))
+    dead.close()
+    server = FakeServer(tmp_path / "system.sock", {"reload": lambda _: {"changed": []}})
+    with Client() as c:
+        assert c.reload() == ()
+    server.close()
+
+
+def test_nobody_there_says_where_it_looked_and_how_to_start_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    home(monkeypatch, tmp_path, None)
+    # At once: the first connection of all is not waited for.
+    with Client(reconnect_s=3600.0) as c, pytest.raises(Unavailable) as caught:
+        c.hello()
+    assert str(tmp_path / "system.sock") in caught.value.message
+    assert "Start your own with `gpuschedd`" in caught.value.message
+    assert caught.value.exit_status == 69
+
+
+def test_a_server_that_is_neither_root_nor_oneself_is_refused(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve({"hello": lambda _: None})
+
+    class Foreign(socket.socket):
+        def getsockopt(self, *_args: Any) -> Any:
+            return struct.pack("iII", 1, 12_345, 12_345)
+
+    monkeypatch.setattr(transport.socket, "socket", Foreign)
+    with Client() as c, pytest.raises(Denied, match="uid 12345"):
+        c.hello()
+    assert server.requests == []
+
+
+def test_a_full_backlog_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "full.sock"
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    listener.listen(0)
+    waiting = [socket.socket(socket.AF_UNIX) for _ in range(2)]
+    for sock in waiting:
+        sock.setblocking(False)
+        sock.connect_ex(str(path))
+    monkeypatch.setattr(transport, "BACKLOG_RETRY_S", 60.0)
+    threading.Timer(0.2, lambda: [listener.accept() for _ in range(2)]).start()
+    sock = transport._open(path)
+    assert sock.getpeername() == str(path)
+    for opened in (sock, listener, *waiting):
+        opened.close()
+
+
+def test_a_socket_path_that_is_too_long_is_invalid(tmp_path: Path) -> None:
+    with Client(tmp_path / ("x" * 120)) as c, pytest.raises(Invalid, match="107"):
+        c.hello()
+
+
+@pytest.mark.parametrize(
+    ("uid", "uid_map", "owner", "writable", "expected"),
+    [
+        (65_534, "0 3001 1\n", 65_534, False, True),
+        (65_534, "0 0 4294967295\n", 65_534, False, False),  # root is mapped: this is not root
+        (65_534, "0 3001 1\n", 65_534, True, False),  # a place that we could have made
+        (65_534, "0 3001 1\n", 0, False, False),  # a place of our own namespace
+        (3002, "0 3001 1\n", 65_534, False, False),
+    ],
+)
+def test_the_hosts_root_is_known_from_within_a_user_namespace(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    uid: int,
+    uid_map: str,
+    owner: int,
+    writable: bool,
+    expected: bool,
+) -> None:
+    """`unshare -Ur` changes nothing: only root can have made the system's own place."""
+    place = tmp_path / "run"
+    place.mkdir()
+    monkeypatch.setattr(transport.paths, "SYSTEM_SOCKET", place / "s.sock")
+    monkeypatch.setattr(transport.os, "access", lambda *_: writable)
+    real = Path.stat
+
+    def stat_of(path: Path, **options: bool) -> os.stat_result:
+        found = list(real(path, **options))
+        found[4] = owner
+        return os.stat_result(found)
+
+    monkeypatch.setattr(transport.Path, "stat", stat_of)
+    assert transport._may_be_hidden_root(uid, place / "s.sock", uid_map) is expected
+    assert not transport._may_be_hidden_root(uid, tmp_path / "other.sock", uid_map)
