@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpusched_client.terms import GpuUuid, JobId
+from gpusched_client.units import MIB
 from gpuschedd.config.keys import Sharing
 from gpuschedd.config.values import ProcessRule
 from gpuschedd.core.model import Gpu, GpuState
@@ -21,10 +22,9 @@ from gpuschedd.gpu.source import GpuInfo, GpuProcess, GpuReading, Sample
 from gpuschedd.jobs.state import State
 from gpuschedd.system.clock import boottime_s
 
-MIB = 2**20
 STEP_BYTES = 16 * MIB  # ownerless memory wobbles: counted in such steps, rounded up
 RELEASE_LAG_S = 30.0  # ownerless memory is the last job's for so long after its end
-NAMED_MAX = 3
+FOREIGN_NAMED_MAX = 3
 DISPLAY_COMMANDS = frozenset({"Xorg", "X", "Xwayland", "gnome-shell", "kwin_x11", "kwin_wayland"})
 DISPLAY_USERS = frozenset({"root", "gdm", "sddm", "lightdm"})
 _COMPUTE_PROHIBITED, _EXCLUSIVE_PROCESS = 2, 3
@@ -66,7 +66,7 @@ class Violation:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class GpuConditions:
     """What is known beside the sample: who is drained, sick or missing, and why."""
 
     drained: Mapping[GpuUuid, str] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class GpuFacts:
     """One sample's outcome."""
 
     gpus: tuple[Gpu, ...]
@@ -147,7 +147,9 @@ class FreeMemory:
         """GPUs on which a job has ended since a sample was taken."""
         return frozenset(uuid for uuid, (at_s, _) in self._ended.items() if at_s > sample_s)
 
-    def take(self, sample: Sample, holdings: Holdings, standing: Standing, now_s: float) -> Facts:
+    def take(
+        self, sample: Sample, holdings: Holdings, standing: GpuConditions, now_s: float
+    ) -> GpuFacts:
         """The facts that this sample gives, with the peaks of earlier ones."""
         readings = {reading.uuid: reading for reading in sample.readings}
         live = {holding.key for held in holdings.values() for holding in held}
@@ -180,7 +182,7 @@ class FreeMemory:
         self._forget_foreign(seen_keys, listed)
         for own, entry in seen.items():
             self._own_peaks[own] = max(entry.used_bytes or 0, self._own_peaks.get(own, 0))
-        return Facts(
+        return GpuFacts(
             gpus=tuple(gpus),
             seen=seen,
             peaks=dict(self._own_peaks),
@@ -410,9 +412,11 @@ class FreeMemory:
     def _foreign_text(self, uuid: GpuUuid, count: _Count, unexplained: int) -> str:
         """Who is in the way, the largest first, and the line that would allow it."""
         ranked = sorted(count.foreign, key=lambda foreign: -foreign.peak)
-        parts = [f"{_name(foreign)} with {_size(foreign)}" for foreign in ranked[:NAMED_MAX]]
-        if len(ranked) > NAMED_MAX:
-            parts.append(f"{len(ranked) - NAMED_MAX} more processes")
+        parts = [
+            f"{_name(foreign)} with {_size(foreign)}" for foreign in ranked[:FOREIGN_NAMED_MAX]
+        ]
+        if len(ranked) > FOREIGN_NAMED_MAX:
+            parts.append(f"{len(ranked) - FOREIGN_NAMED_MAX} more processes")
         ownerless = count.ownerless + unexplained
         if ownerless >= MIB:
             parts.append(f"{_mib(ownerless)} {self._ownerless_words(uuid)}")
@@ -438,7 +442,7 @@ class FreeMemory:
         gpu: Gpu,
         info: GpuInfo,
         reading: GpuReading | None,
-        standing: Standing,
+        standing: GpuConditions,
         sample: Sample,
     ) -> Gpu:
         """An admin's drain wins; unknown is not free."""
@@ -451,7 +455,7 @@ class FreeMemory:
 
     @staticmethod
     def _state(
-        info: GpuInfo, reading: GpuReading | None, standing: Standing
+        info: GpuInfo, reading: GpuReading | None, standing: GpuConditions
     ) -> tuple[GpuState, str]:
         uuid = info.uuid
         for state, texts in (

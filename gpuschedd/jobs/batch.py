@@ -16,7 +16,6 @@ from gpuschedd.core.model import Gpu, PromiseException
 from gpuschedd.jobs.state import State
 from gpuschedd.store.records import (
     RECENT_SUBMISSIONS_MAX,
-    AccountRow,
     AttemptEnd,
     AuditRow,
     Changes,
@@ -26,6 +25,7 @@ from gpuschedd.store.records import (
     Payload,
     Remembered,
     Submission,
+    UsageRow,
 )
 
 
@@ -49,7 +49,7 @@ class Batch:
         self.gpus_seen: tuple[Gpu, ...] = ()  # they count for what could ever run here
         self.gpu_uses: list[GpuUse] = []
         self.health: Mapping[GpuUuid, Remembered] | None = None
-        self.accounts: dict[int, AccountRow] = {}
+        self.accounts: dict[int, UsageRow] = {}
         self.attempts: list[AttemptEnd] = []
         self.next_job_id: int = parent.next_job_id if parent else state.next_job_id
 

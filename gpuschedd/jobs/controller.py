@@ -33,7 +33,7 @@ from gpuschedd.jobs.gates import is_eligible
 from gpuschedd.jobs.snapshots import Snapshots
 from gpuschedd.jobs.state import State, age_of, policy_of, waiting_for
 from gpuschedd.store.database import StoreBroken, StoreFull
-from gpuschedd.store.records import AccountRow, Age, Changes, Event, PromiseRow
+from gpuschedd.store.records import Age, Changes, Event, PromiseRow, UsageRow
 from gpuschedd.store.writer import Store
 from gpuschedd.system.clock import SchedulerClock
 
@@ -323,7 +323,7 @@ class Controller:
         self,
         batch: Batch,
         ages: dict[JobId, Waiting | None],
-        rates: dict[int, AccountRow],
+        rates: dict[int, UsageRow],
         events: tuple[tuple[int, Event], ...],
     ) -> None:
         pairs = tuple(
@@ -346,10 +346,10 @@ class Controller:
 
     def _follow(
         self, batch: Batch, settle: Plan | None
-    ) -> tuple[dict[JobId, Waiting | None], dict[int, AccountRow]]:
+    ) -> tuple[dict[JobId, Waiting | None], dict[int, UsageRow]]:
         """Move queues and accounts along with the batch's jobs; the rows that changed."""
         ages: dict[JobId, Waiting | None] = {}
-        rates: dict[int, AccountRow] = {}
+        rates: dict[int, UsageRow] = {}
         for job_id, job in batch.changed_jobs().items():
             for row in _follow_queue(batch, job):
                 ages[row.job_id] = row
@@ -436,7 +436,7 @@ class Controller:
             delay_s = max(0.01, at_s - self.clock.now_s())
             self._timer = asyncio.get_running_loop().call_later(delay_s, self.request_pass)
 
-    def restore(self, accounts: Iterable[AccountRow]) -> None:
+    def restore(self, accounts: Iterable[UsageRow]) -> None:
         """At start-up: queues and accounts as of the last commit."""
         now_s = self.clock.now_s()
         self.charging.restore(accounts, now_s)

@@ -42,7 +42,7 @@ class Gate(Protocol):
         """The job without its trace, once its time has passed."""
 
 
-class Hold:
+class HoldGate:
     """Held by its owner, an admin, or the daemon, until somebody releases it."""
 
     rests = True
@@ -76,7 +76,7 @@ class Hold:
         return job
 
 
-class Backoff:
+class BackoffGate:
     """Waits before the next launch, after one that failed or that the host could not make."""
 
     rests = False
@@ -104,7 +104,7 @@ class Backoff:
         return replace(job, not_before_sched_s=None)
 
 
-class BeginTime:
+class BeginGate:
     """Not before a time of its owner's."""
 
     rests = True
@@ -127,7 +127,7 @@ class BeginTime:
 
 
 #: In the order in which their reasons are told.
-GATES: tuple[Gate, ...] = (Hold(), Backoff(), BeginTime())
+GATES: tuple[Gate, ...] = (HoldGate(), BackoffGate(), BeginGate())
 
 
 def asked_of(wanted: JobRequest) -> dict[str, Any]:

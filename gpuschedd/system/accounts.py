@@ -1,4 +1,4 @@
-"""Accounts of this host: groups, and whether a name and a uid still belong together.
+"""NameService of this host: groups, and whether a name and a uid still belong together.
 
 The only module beside peer and the supervisor that asks the name service. A question may hang for
 as long as a directory server does, so answers are fetched in threads and kept; the loop reads what
@@ -26,7 +26,7 @@ FRESH_S = 300.0  # a group change shows after this
 THREADS = 4
 
 
-class Accounts:
+class NameService:
     """What is known of users' groups. `on_news` is called where an answer changed."""
 
     def __init__(self, on_news: Callable[[], None] = lambda: None) -> None:

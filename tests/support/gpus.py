@@ -12,7 +12,7 @@ from gpusched_client.terms import GpuUuid, JobId
 from gpuschedd.config.keys import Nvml, Sharing
 from gpuschedd.core.model import Gpu
 from gpuschedd.gpu.attribution import JobKey, Stranger
-from gpuschedd.gpu.free_memory import Facts, FreeMemory, Holding, Standing
+from gpuschedd.gpu.free_memory import FreeMemory, GpuConditions, GpuFacts, Holding
 from gpuschedd.gpu.health import HealthBook
 from gpuschedd.gpu.nvidia.health_rules import XidRules
 from gpuschedd.gpu.source import (
@@ -92,7 +92,7 @@ class Judge:
         sample: Sample,
         holdings: Mapping[GpuUuid, Sequence[Holding]] | None = None,
         **standing: Any,
-    ) -> Facts:
+    ) -> GpuFacts:
         """The facts of one sample, health included."""
         self.health.take(sample)
         sick = {}
@@ -100,7 +100,9 @@ class Judge:
             illness = self.health.illness(info.uuid)
             if illness is not None:
                 sick[info.uuid] = illness.reason
-        return self.ledger.take(sample, holdings or {}, Standing(sick=sick, **standing), 1000.0)
+        return self.ledger.take(
+            sample, holdings or {}, GpuConditions(sick=sick, **standing), 1000.0
+        )
 
     def gpu(self, sample: Sample, index: int = 0, **others: Any) -> Gpu:
         """One GPU's facts."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gpusched_client.units import MIB
 from gpuschedd.gpu.nvidia import topology as nvml_topology
 from gpuschedd.gpu.nvidia.library import (
     ARGUMENT_VERSION_MISMATCH,
@@ -39,7 +40,6 @@ from gpuschedd.gpu.nvidia.library import (
 from gpuschedd.supervisor.procfs import start_ticks_of
 from gpuschedd.system.clock import wall_s
 
-MIB = 2**20
 SHUTDOWNS_MAX = 100  # an unbalanced init is undone so often
 PID_MAX = 2**22
 _NO_ID = (None, 2**32 - 1)  # of an instance: the driver does not say
@@ -51,8 +51,8 @@ MOVED_BYTES = 16 * MIB  # of memory in use: worth a look at who it is
 UTILIZATION_EVERY_S, UTILIZATION_STALE_S = 2.0, 10.0
 RESERVED_BYTES_MAX = 1024 * MIB  # more in use on an idle GPU is no reserve of an old driver's
 LIST_TRIES = 3
-EVENTS_MAX = 64  # taken per sweep
-GPUS_MAX = 1_024  # on one host; a driver that counts more counts wrong
+DRIVER_EVENTS_MAX = 64  # taken per sweep
+DRIVER_GPUS_MAX = 1_024  # on one host; a driver that counts more counts wrong
 SERVER_NAME = "nvidia-cuda-mps"  # as /proc shows it: 15 bytes
 
 _COMPUTE = (
@@ -145,8 +145,8 @@ class Driver:
             self.shut_down()
             self._lib.call("nvmlInit")
             count = self._lib.call("nvmlDeviceGetCount")
-            if count > GPUS_MAX:
-                raise Failed(GARBAGE, f"it counts {count} GPUs; the limit is {GPUS_MAX}")
+            if count > DRIVER_GPUS_MAX:
+                raise Failed(GARBAGE, f"it counts {count} GPUs; the limit is {DRIVER_GPUS_MAX}")
         except Failed as failure:
             return {"down": down_text(failure), "code": failure.code}
         warnings: list[str] = []
@@ -664,7 +664,7 @@ class Driver:
     def _take_events(self) -> list[list[Any]]:
         """What was reported since the last sweep. Never waits: it is this one thread that calls."""
         taken: list[list[Any]] = []
-        while self._events is not None and len(taken) < EVENTS_MAX:
+        while self._events is not None and len(taken) < DRIVER_EVENTS_MAX:
             try:
                 data = self._lib.call("nvmlEventSetWait", self._events, 0)
             except Failed as failure:
