@@ -16,8 +16,8 @@ from gpuschedd.core.job import Job
 from gpuschedd.core.model import ExpectedStart, Gpu, Reason
 from gpuschedd.gpu.metering import next_vram_bytes, verdict
 from gpuschedd.gpu.source import UsedGpu
-from gpuschedd.jobs.gates import waiting_reason
 from gpuschedd.jobs.state import State
+from gpuschedd.jobs.waiting import waiting_reason
 from gpuschedd.run.spec import DEFAULT_OUTPUT
 from gpuschedd.store.records import Brief, Event, GpuUse, Payload, peak_of
 from gpuschedd.system.clock import SchedulerClock

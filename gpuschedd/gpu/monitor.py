@@ -346,7 +346,7 @@ class GpuMonitor:
         self._use.begin(job, self._sample)
 
     def _derive(self) -> GpuFacts | None:
-        """The facts of the last sample, with what changed beside it: drains, ends, configuration."""
+        """The facts of the last sample, with what changed since: drains, ends, configuration."""
         controller = self._controller
         if self._sample is None:
             text = self.released or self.problem
