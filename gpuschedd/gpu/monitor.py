@@ -15,10 +15,11 @@ from gpusched_client.terms import GpuUuid
 from gpuschedd.core.job import Job
 from gpuschedd.core.model import GpuState
 from gpuschedd.gpu.attribution import Attribution
-from gpuschedd.gpu.free_memory import FreeMemory, GpuConditions, GpuFacts, holdings_of
+from gpuschedd.gpu.free_memory import FreeMemory, GpuFacts, holdings_of
 from gpuschedd.gpu.health_watch import HealthWatch
 from gpuschedd.gpu.inventory import HostInventory
 from gpuschedd.gpu.job_use import JobUse
+from gpuschedd.gpu.service_state import GpuConditions
 from gpuschedd.gpu.source import (
     DriverAccounts,
     GpuInfo,
@@ -63,7 +64,7 @@ class GpuMonitor:
         self._controller = controller
         self._attribution = attribution
         self._free = FreeMemory(
-            controller.state.config.sharing, attribution.owner_of, attribution.stranger
+            controller.state.config.sharing, attribution.owner_of, attribution.describe
         )
         self._inventory = HostInventory(controller)
         self._health = HealthWatch(health_rules, controller, same_boot=same_boot)
