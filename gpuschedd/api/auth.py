@@ -56,7 +56,7 @@ def peer_of(connection: socket.socket) -> Peer:
     uid &= 0xFFFFFFFF
     if uid in (OVERFLOW_UID, INVALID_UID):
         raise Denied(
-            f"uid {uid} is nobody's identity (a user namespace without a mapping?); "
+            f"uid {uid} is not anybody's identity (a user namespace without a mapping?); "
             "connect from outside it"
         )
     return Peer(uid=uid, gid=gid & 0xFFFFFFFF, pid=pid)

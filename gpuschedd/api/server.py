@@ -53,7 +53,7 @@ class Server:
         asyncio.get_running_loop().add_reader(listening, self._accept, listening)
 
     def _accept(self, listening: socket.socket) -> None:
-        """Some of those who wait. Who is refused costs no more than a look at the credentials."""
+        """Some of those that wait. A refused client costs only a look at its credentials."""
         for _ in range(ACCEPT_AT_ONCE):
             try:
                 accepted, _address = listening.accept()

@@ -211,7 +211,7 @@ class _Pass:
                     self._pass_over(merge)
 
     def _pass_over(self, merge: Merge) -> None:
-        """Look no more at what fails in any case."""
+        """Skip what fails in any case."""
         self.passes_over = True
         merge.pass_over(self._fails_again, self._all_fail)
 
@@ -226,7 +226,7 @@ class _Pass:
         return bool(self.kept) or not self.host.unlimited
 
     def _hopeless(self, entry: Entry, merge: Merge) -> bool:
-        """True when no job at all can start any more; drops a list in which none can."""
+        """True when no further job can start; drops a list in which none can."""
         if self.blocked_by is not None:
             return True
         if self._all_fail(entry.stream.queue):

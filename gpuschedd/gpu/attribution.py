@@ -92,7 +92,7 @@ class Attribution:
         self._instance = instance
         self._proc = proc
         self._known: OrderedDict[tuple[int, int], JobKey] = OrderedDict()
-        self._strangers: OrderedDict[tuple[int, int | None], ForeignProcess] = OrderedDict()
+        self._foreign: OrderedDict[tuple[int, int | None], ForeignProcess] = OrderedDict()
 
     def learn(self, processes: Iterable[GpuProcess]) -> None:
         """Find out about those that are not known yet. Blocks."""
@@ -103,8 +103,8 @@ class Attribution:
             key = self._find(process.pid, ticks)
             if key is not None:
                 _remember(self._known, (process.pid, ticks), key)
-            elif (process.pid, ticks) not in self._strangers:
-                _remember(self._strangers, (process.pid, ticks), self._look_at(process.pid))
+            elif (process.pid, ticks) not in self._foreign:
+                _remember(self._foreign, (process.pid, ticks), self._look_at(process.pid))
 
     def owner_of(self, process: GpuProcess) -> JobKey | None:
         """The attempt whose process it is, or was; None: foreign."""
@@ -118,7 +118,7 @@ class Attribution:
 
     def describe(self, process: GpuProcess) -> ForeignProcess:
         """A foreign process by name."""
-        known = self._strangers.get((process.pid, process.start_ticks))
+        known = self._foreign.get((process.pid, process.start_ticks))
         return known or ForeignProcess(process.pid, None, "", "")
 
     # --- evidence -----------------------------------------------------------------------------

@@ -236,7 +236,7 @@ class GpuMonitor:
             await self._pause(worked)
 
     async def close(self) -> None:
-        """End the look that is under way: nobody needs its answer any more."""
+        """End the look that is under way: nobody needs its answer."""
         if self._looking is not None:
             self._looking.cancel()
             await asyncio.wait({self._looking})

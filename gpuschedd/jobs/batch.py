@@ -41,7 +41,7 @@ class Batch:
         self._submissions: dict[tuple[int, str], Submission] = {}
         self._live_of: Counter[int] = Counter()
         self.payloads: dict[JobId, Payload] = {}
-        self.rested: set[JobId] = set()  # jobs whose age begins anew
+        self.rested: set[JobId] = set()  # jobs whose age begins again
         self.voided: dict[JobId, PromiseException | None] = {}  # promises that end by a change
         self.events: list[Event] = []
         self.audits: list[AuditRow] = []

@@ -147,7 +147,7 @@ class Controller:
     async def in_database(self, work: Callable[[Store], Any]) -> Any:
         """Run something with the writing connection, between batches.
 
-        Whoever asked: after StoreBroken no later commit can be trusted, so `run` ends with it.
+        After StoreBroken no later commit can be trusted, so `run` ends with it.
         """
         try:
             return await asyncio.get_running_loop().run_in_executor(
@@ -413,7 +413,7 @@ class Controller:
         self.hold_by_config()
 
     def hold_by_config(self) -> None:
-        """Hold the jobs of users whom the configuration bars, release those it bars no more."""
+        """Hold the jobs of users whom the configuration bars, release those it no longer bars."""
         allowed = self.state.config.jobs.users
 
         def allows(user: str) -> bool:

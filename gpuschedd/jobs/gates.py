@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Gate(Protocol):
     """One thing that a pending job may wait for before it is eligible.
 
-    `rests`: the job's age begins anew when the gate opens by itself.
+    `rests`: the job's age begins again when the gate opens by itself.
     """
 
     rests: bool
@@ -163,7 +163,7 @@ def opening_times_s(job: Job) -> tuple[float, ...]:
 
 
 def opened(job: Job) -> tuple[Job, bool]:
-    """An eligible job without the traces of its gates, and whether its age begins anew."""
+    """An eligible job without the traces of its gates, and whether its age begins again."""
     rests = any(gate.rests and gate.opens_at_s(job) is not None for gate in GATES)
     for gate in GATES:
         job = gate.opened(job)

@@ -253,7 +253,7 @@ class Runner:
         self.look(tracked.key)
 
     async def _publish(self, tracked: Tracked, orders: Orders) -> None:
-        """Write and wake. A full disk is no reason to forget: done again until it works."""
+        """Write and wake. Repeated until it works: a full disk must not lose an order."""
         job_dir = JobDir.open(self._jobs_root, *tracked.key)
         while not tracked.over:
             try:
@@ -312,7 +312,7 @@ class Runner:
             tracked.looking = False
 
     async def _look_once(self, tracked: Tracked) -> None:
-        """Look until there is no more to be found out for now.
+        """Look until nothing more can be found out for now.
 
         Nobody else would look: what the host has no room for is tried again.
         """

@@ -1,4 +1,4 @@
-"""What is written into the books and read from them: rows, and the changes of one batch.
+"""What the accounting database takes and gives: rows, and the changes of one batch.
 
 Owns shapes alone: no SQL, no file, no decision. Times ending in `_sched_s` are scheduler time,
 those ending in `_at_s` Unix time.

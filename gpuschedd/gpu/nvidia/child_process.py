@@ -194,7 +194,7 @@ async def _ready(fd: int, *, write: bool = False) -> None:
 
 
 def hanging_orphan(proc: Path = Path("/proc")) -> int | None:
-    """A driver process of an earlier daemon that hangs in the kernel: in D, and nobody's child."""
+    """A driver process of an earlier daemon that hangs in the kernel: in D, and an orphan."""
     for entry in os.scandir(proc):
         if not entry.name.isdecimal():
             continue

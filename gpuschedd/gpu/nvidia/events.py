@@ -44,9 +44,7 @@ class Events:
                 data = self._lib.call("nvmlEventSetWait", self._events, 0)
             except Failed as failure:
                 if failure.code != TIMEOUT:
-                    self.open(
-                        self._devices
-                    )  # all GPUs are suspect: the set is made anew, then asked
+                    self.open(self._devices)  # all GPUs are suspect: a new set is made, then asked
                     taken += [[device.uuid, "suspect", 0] for device in self._devices]
                 break
             self._take_event(data, taken)

@@ -36,7 +36,7 @@ class Identification:
             self.left_out[index] = {"fault": fault, "reason": failure.text}
             return []
         if not uuid or any(uuid == (known.parent or known).uuid for known in self.devices):
-            warnings.append(f"GPU {index} is left out, its UUID is no name of its own: {uuid!r}")
+            warnings.append(f"GPU {index} is left out, its UUID is not a name of its own: {uuid!r}")
             return []
         device = Device(handle, uuid, index, None)
         mode = self._lib.ask("nvmlDeviceGetMigMode", handle)

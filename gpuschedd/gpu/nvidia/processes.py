@@ -142,7 +142,7 @@ class ProcessLists:
         return device.parent is None or getattr(row, "gpuInstanceId", None) == device.gi
 
     def utilization(self, device: Device) -> dict[str, int]:
-        """Percent by pid since the last question, without strangers, old and absurd rows."""
+        """Percent by pid since the last question, without rows of others, old and absurd ones."""
         now_us = int(wall_s() * 1e6)
         since_us = device.utilization_since_us or now_us - int(UTILIZATION_STALE_S * 1e6)
         try:

@@ -19,7 +19,7 @@ class Readings:
         self._list_failures: dict[GpuUuid, int] = {}  # in a row
 
     def clear(self) -> None:
-        """The driver was opened anew."""
+        """The driver was opened again."""
         self._lists.clear()
         self._list_failures.clear()
 

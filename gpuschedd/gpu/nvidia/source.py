@@ -239,7 +239,7 @@ class NvmlGpus:
             self._leave_out()
         if moved and skipped:
             await self._end_child()
-            raise GpuSourceDown("the driver counts its GPUs anew; they are opened once more")
+            raise GpuSourceDown("the driver has renumbered its GPUs; they are opened once more")
         self._shut = self._shut_of(left_out, {gpu.uuid for gpu in opened})
         absent = skipped | {entry["index"] for entry in left_out}
         self._known = {i: uuids for i, uuids in self._known.items() if i in absent} | numbered
