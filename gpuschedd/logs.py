@@ -7,6 +7,7 @@ import os
 import sys
 from typing import TextIO
 
+from gpusched_client.terms import printable
 from gpuschedd.jobs.controller import Committed
 
 log = logging.getLogger("gpuschedd")
@@ -32,10 +33,7 @@ class OneLine(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         """The line, unprintable characters escaped."""
-        line = super().formatMessage(record)
-        if line.isprintable():
-            return line
-        return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)
+        return printable(super().formatMessage(record))
 
 
 class JournalLine(OneLine):

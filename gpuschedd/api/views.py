@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from gpusched_client.terms import GpuUuid, JobId, JobState
+from gpusched_client.terms import GpuUuid, JobId, JobState, printable
 from gpusched_client.units import bytes_text
 from gpusched_client.wire import job_messages as messages
 from gpusched_client.wire.gpu_messages import GpuView
@@ -170,7 +170,7 @@ def command_line(argv: Sequence[bytes], *, has_script: bool, is_cut: bool = Fals
     """One printable line, cut to COMMAND_LINE_CHARS_MAX."""
     words = [word.decode("utf-8", "backslashreplace") for word in argv]
     line = " ".join((["<script>"] if has_script else []) + words)
-    line = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)
+    line = printable(line)
     if len(line) <= COMMAND_LINE_CHARS_MAX and not is_cut:
         return line
     return line[: COMMAND_LINE_CHARS_MAX - 3] + "..."

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from gpusched_client.errors import Infeasible, Invalid
+from gpusched_client.units import bytes_text
 from gpuschedd.core.model import (
     AdmittedRequest,
     CardKind,
@@ -19,7 +20,7 @@ from gpuschedd.core.model import (
     Request,
     Topology,
 )
-from gpuschedd.core.reasons import gib, plural
+from gpuschedd.core.reasons import plural
 from gpuschedd.core.timeline import model_matches
 
 GPUS_MAX = 4096
@@ -145,20 +146,21 @@ def _admit_shared(
         )
     if not large:
         raise Infeasible(
-            f"asks {gib(vram)} on one GPU; the largest here has {gib(most)}. Lower --vram.",
+            f"asks {bytes_text(vram)} on one GPU; the largest here has {bytes_text(most)}. "
+            "Lower --vram.",
             {"vram_bytes": vram, "largest_bytes": most},
         )
     if sum(kind.count for kind in large) < request.gpus:
         count = sum(kind.count for kind in large)
         raise Infeasible(
-            f"asks {request.gpus} GPUs with {gib(vram)} each; this host has {count} of that size. "
-            "Lower --gpus or --vram.",
+            f"asks {request.gpus} GPUs with {bytes_text(vram)} each; this host has {count} of that "
+            "size. Lower --gpus or --vram.",
             {"gpus": request.gpus, "gpus_here": count, "vram_bytes": vram},
         )
     whole = replace(request, vram_bytes=None, card_bytes=vram)
     _check_count(whole, large)
     return AdmittedRequest(
         whole,
-        f"{gib(vram)} leaves no room for the margin of {gib(policy.margin_bytes)} on a shared "
-        f"GPU: the job takes {plural(request.gpus, 'whole GPU')}",
+        f"{bytes_text(vram)} leaves no room for the margin of {bytes_text(policy.margin_bytes)} "
+        f"on a shared GPU: the job takes {plural(request.gpus, 'whole GPU')}",
     )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from gpusched_client.units import bytes_text
 from gpuschedd.core.job import Job
 from gpuschedd.core.model import Gpu, GpuState, Policy, Request
-from gpuschedd.core.reasons import gib, plural
+from gpuschedd.core.reasons import plural
 from gpuschedd.core.timeline import model_matches
 
 OBSTACLES_NAMED_MAX = 4
@@ -69,4 +70,4 @@ def _why(gpu: Gpu) -> str:
     if gpu.state is not GpuState.OK:
         return f"GPU {gpu.index} is {gpu.state}: {gpu.state_text}"
     held = gpu.foreign_text or "others"
-    return f"GPU {gpu.index}: {gib(gpu.foreign_bytes)} held by {held}"
+    return f"GPU {gpu.index}: {bytes_text(gpu.foreign_bytes)} held by {held}"

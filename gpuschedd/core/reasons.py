@@ -9,15 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from gpusched_client.terms import JobId, PendingReason
-from gpuschedd.core.model import GIB, Gpu, GpuState, Reason, UserLimit
+from gpusched_client.units import bytes_text, duration_about
+from gpuschedd.core.model import Gpu, GpuState, Reason, UserLimit
 from gpuschedd.core.timeline import Host, Need, Slot
 
 NAMED_MAX = 8
-
-
-def gib(count: int) -> str:
-    """Bytes for people: "18 GiB", "0.5 GiB"."""
-    return f"{count / GIB:.1f}".removesuffix(".0") + " GiB"
 
 
 def plural(count: int, noun: str) -> str:
@@ -36,19 +32,13 @@ def named(job_ids: Iterable[JobId]) -> str:
     return f"jobs {', '.join(shown[:-1])} and {shown[-1]}"
 
 
-def duration(seconds: float) -> str:
-    """ "40 s", "15 min", "2 h", "1.5 h", rounded."""
-    for size, unit in ((3600.0, "h"), (60.0, "min")):
-        if seconds >= 2 * size or seconds == size:
-            return f"{seconds / size:.1f}".removesuffix(".0") + f" {unit}"
-    return f"{seconds:.0f} s"
-
-
 def asks(need: Need) -> str:
     """What a request needs, e.g. "2 GPUs with 18.5 GiB each"."""
     what = plural(need.gpus, "whole GPU" if need.whole else "GPU")
     if not need.whole:
-        what += f" with {gib(need.bytes)}{' each' if need.gpus > 1 else ''} (margin included)"
+        what += (
+            f" with {bytes_text(need.bytes)}{' each' if need.gpus > 1 else ''} (margin included)"
+        )
     if need.model is not None:
         what += f" of model {need.model}"
     return what + (" in one NVLink island" if need.nvlink and need.gpus > 1 else "")
@@ -71,7 +61,7 @@ def resources(
         free_bytes = [s.headroom_bytes for s in host.eligible(need) if host.is_open_to(s, need)]
         if free_bytes:
             most = max(0, *free_bytes)
-            text += f", the most free on one is {gib(most)}"
+            text += f", the most free on one is {bytes_text(most)}"
             numbers["most_free_bytes"] = most
         else:
             text += ", none takes it beside the jobs that are there"
@@ -90,7 +80,7 @@ def reserved(
     need: Need, free: int, limit_s: float | None, head: JobId, head_at_s: float, spare: int
 ) -> Reason:
     """It would fit now, but would delay the head job."""
-    runs = "has no time limit" if limit_s is None else f"may run {duration(limit_s)}"
+    runs = "has no time limit" if limit_s is None else f"may run {duration_about(limit_s)}"
     text = (
         f"{plural(free, 'GPU')} could take it now, but it {runs}, past the expected start of "
         f"job {head}, which would then be delayed (spare GPUs: {spare})"
@@ -148,7 +138,7 @@ def _is_in_the_way(slot: Slot, need: Need) -> bool:
 def _alien_text(slots: Sequence[Slot]) -> str:
     """ "GPU 0: 21 GiB (pid 4242 of bob (python) with 21504 MiB)", the first few."""
     held = [
-        f"GPU {slot.gpu.index}: {gib(slot.gpu.foreign_bytes)}"
+        f"GPU {slot.gpu.index}: {bytes_text(slot.gpu.foreign_bytes)}"
         + (f" ({slot.gpu.foreign_text})" if slot.gpu.foreign_text else "")
         for slot in slots[:NAMED_MAX]
     ]

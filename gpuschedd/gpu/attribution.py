@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from gpusched_client.terms import JobId
+from gpusched_client.terms import JobId, printable
 from gpuschedd.gpu.source import GpuProcess
 from gpuschedd.supervisor.procfs import ProcessStat, process_stat
 
@@ -192,7 +192,7 @@ class Attribution:
         if uid is None:
             return ForeignProcess(pid, None, "", "")
         command = self._read(pid, "comm").decode(errors="replace").strip()
-        shown = "".join(char if char.isprintable() else "?" for char in command)
+        shown = printable(command)
         return ForeignProcess(pid, uid, _user_name(uid), shown[:COMMAND_CHARS_MAX])
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpusched_client.terms import GpuUuid, JobId
-from gpusched_client.units import MIB
+from gpusched_client.units import MIB, bytes_text
 from gpuschedd.config.keys import Sharing
 from gpuschedd.config.values import ProcessRule
 from gpuschedd.core.model import Gpu
@@ -409,7 +409,7 @@ class FreeMemory:
             parts.append(f"{len(ranked) - FOREIGN_NAMED_MAX} more processes")
         ownerless = count.ownerless + unexplained
         if ownerless >= MIB:
-            parts.append(f"{_mib(ownerless)} {self._ownerless_words(uuid)}")
+            parts.append(f"{bytes_text(ownerless)} {self._ownerless_words(uuid)}")
         text = ", ".join(parts)
         loud = [foreign for foreign in ranked if foreign.has_name]
         if loud:
@@ -430,10 +430,6 @@ def _in_steps(size: int) -> int:
     return max(0, math.ceil(size / STEP_BYTES) * STEP_BYTES)
 
 
-def _mib(size: int) -> str:
-    return f"{math.ceil(size / MIB)} MiB"
-
-
 def _name(foreign: _Foreign) -> str:
     return foreign.note or foreign.who.text
 
@@ -441,7 +437,7 @@ def _name(foreign: _Foreign) -> str:
 def _size(foreign: _Foreign) -> str:
     if foreign.process.used_bytes is None and foreign.peak == 0:
         return "an unknown amount"
-    return _mib(foreign.peak)
+    return bytes_text(foreign.peak)
 
 
 def is_ignored(rule: ProcessRule, who: ForeignProcess, peak: int) -> bool:

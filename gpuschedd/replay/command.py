@@ -14,7 +14,9 @@ from pathlib import Path
 import click
 
 from gpusched_client.errors import GpuschedError, Invalid, StorageError
-from gpuschedd.core.model import DAY_S, HOUR_S, NEVER_S, Backfill, Gpu, Order, Policy
+from gpusched_client.terms import printable
+from gpusched_client.units import parse_seconds
+from gpuschedd.core.model import NEVER_S, Backfill, Gpu, Order, Policy
 from gpuschedd.replay.engine import Replay, Replayed
 from gpuschedd.replay.stats import Figures, Waits, figures
 from gpuschedd.replay.workload import (
@@ -27,22 +29,18 @@ from gpuschedd.replay.workload import (
 
 BAR_FROM_JOBS = 2000
 USERS_SHOWN_MAX = 20
-_UNITS_S = {"s": 1.0, "m": 60.0, "h": HOUR_S, "d": DAY_S}
 
 
 def _seconds(_ctx: click.Context, _param: click.Parameter, value: str) -> float:
     """ "90s", "30m", "24h", "7d", a bare number of seconds, or "inf"."""
-    text = value.strip().lower()
-    if text == "inf":
+    if value.strip().lower() == "inf":
         return NEVER_S
-    number, unit = (text[:-1], text[-1]) if text[-1:] in _UNITS_S else (text, "s")
     try:
-        seconds = float(number) * _UNITS_S[unit]
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < NEVER_S:
-        raise click.BadParameter(f"{value!r} is not a time; write it like 90s, 30m, 24h, 7d or inf")
-    return seconds
+        return parse_seconds(value)
+    except Invalid as error:
+        raise click.BadParameter(
+            f"{value!r} is not a time; write it like 90s, 30m, 24h, 7d or inf"
+        ) from error
 
 
 @click.command()
@@ -235,14 +233,9 @@ def _lines(found: Figures) -> Iterator[str]:
     for size, waits in found.by_size.items():
         yield _row(f"{size} GPU{'s' if size > 1 else ''}", waits)
     for user, waits in list(found.by_user.items())[:USERS_SHOWN_MAX]:
-        yield _row(f"user {_printable(user)}"[:19], waits)
+        yield _row(f"user {printable(user)}"[:19], waits)
     if len(found.by_user) > USERS_SHOWN_MAX:
         yield f"(users: {USERS_SHOWN_MAX} of {len(found.by_user)}; --json has all)"
-
-
-def _printable(text: str) -> str:
-    """A trace is somebody's file: no name in it may drive the terminal."""
-    return "".join([char if char.isprintable() else ascii(char)[1:-1] for char in text])
 
 
 def _row(name: str, waits: Waits) -> str:

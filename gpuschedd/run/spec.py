@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpusched_client.terms import GpuUuid, Launch, Mode
+from gpusched_client.terms import GpuUuid, Launch, Mode, fill_pattern
 from gpuschedd.core.job import Job
 from gpuschedd.gpu.source import DeviceAccess, GpuInfo, GrantedGpu, Vendor
 from gpuschedd.jobs.state import State
@@ -106,8 +106,8 @@ class SpecMaker:
             environment=self._environment(job, payload, gpus, cpus),
             umask=payload.umask,
             rlimits=payload.rlimits,
-            output=expand(payload.output or DEFAULT_OUTPUT, job),
-            error=None if payload.error is None else expand(payload.error, job),
+            output=_log_path(payload.output or DEFAULT_OUTPUT, job),
+            error=None if payload.error is None else _log_path(payload.error, job),
             time_limit_s=job.request.time_limit_s,
             kill_grace_s=self._state.policy.kill_grace_s,
             hint_socket=os.fspath(context.hint_socket),
@@ -169,30 +169,5 @@ def cpu_list(cpus: Iterable[int]) -> str:
     return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
 
 
-def expand(pattern: bytes, job: Job) -> bytes:
-    """%j %A job id, %a array index (0: there are no arrays), %x name, %u user, %% a percent sign.
-
-    Other letters stay as they are, as in Slurm.
-    """
-    values = {
-        ord("j"): str(job.job_id).encode(),
-        ord("A"): str(job.job_id).encode(),
-        ord("a"): b"0",
-        ord("x"): job.name.replace("/", "_").encode(),  # a part of a file's name, not of a path
-        ord("u"): job.user.encode(),
-        ord("%"): b"%",
-    }
-    out, position = bytearray(), 0
-    while position < len(pattern):
-        value = values.get(pattern[position + 1]) if _is_mark(pattern, position) else None
-        if value is None:
-            out.append(pattern[position])
-            position += 1
-        else:
-            out += value
-            position += 2
-    return bytes(out)
-
-
-def _is_mark(pattern: bytes, position: int) -> bool:
-    return pattern[position : position + 1] == b"%" and position + 1 < len(pattern)
+def _log_path(pattern: bytes, job: Job) -> bytes:
+    return fill_pattern(pattern, job_id=job.job_id, name=job.name, user=job.user)

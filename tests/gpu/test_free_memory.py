@@ -85,7 +85,7 @@ def test_what_a_former_job_left_behind_is_found_and_named(judge: Judge) -> None:
     judge.owners[7] = key(3)
     facts = judge.facts(sample(6 * GIB, (7, 6 * GIB)), holdings={UUID: [held(4, GIB)]})
     assert [(stray.key, stray.pid) for stray in facts.leftovers] == [(key(3), 7)]
-    assert "pid 7 of job 3, left behind with 6144 MiB" in facts.gpus[0].foreign_text
+    assert "pid 7 of job 3, left behind with 6 GiB" in facts.gpus[0].foreign_text
     assert headroom(facts.gpus[0], GIB) < 42 * GIB
 
 

@@ -102,7 +102,7 @@ def test_a_job_waits_for_foreign_memory_and_is_told_whose(
         assert said.returncode == 0
         assert "it can start only when others leave" in said.stderr
         job_id = int(said.stdout.split()[2].rstrip(":"))
-        words = ("needs 1 GPU with 40.5 GiB", f"pid {other.pid} of ", "with 21504 MiB")
+        words = ("needs 1 GPU with 40.5 GiB", f"pid {other.pid} of ", "with 21 GiB")
         until_reason(client, job_id, *words)
         small = client.submit(["true"], vram="20G", time_limit="1m", output="/dev/null")
         assert client.wait(small.id, timeout_s=30).state is JobState.COMPLETED

@@ -167,7 +167,7 @@ def test_memory_that_survives_its_job_is_not_free_and_is_named_31(
     gpu = judge.gpu(source.sample())
     assert gpu.fresh
     assert headroom(gpu) <= 38 * GIB
-    assert "10240 MiB that job 7 leaves behind" in gpu.foreign_text
+    assert "10 GiB that job 7 leaves behind" in gpu.foreign_text
     driver.gpu(0, ownerless=0)
     source.reading()
     assert headroom(judge.gpu(source.sample())) == 48 * GIB
@@ -185,7 +185,7 @@ def test_a_dead_process_that_holds_memory_is_a_leak_and_named_32(
     assert reading.processes[0].start_ticks is None
     gpu = judge.gpu(source.sample())
     assert headroom(gpu) < 42 * GIB
-    assert "pid 4000001, which is gone with 6144 MiB" in gpu.foreign_text
+    assert "pid 4000001, which is gone with 6 GiB" in gpu.foreign_text
 
 
 def test_foreign_use_counts_at_its_peak_until_it_exits_33(
@@ -199,7 +199,7 @@ def test_foreign_use_counts_at_its_peak_until_it_exits_33(
         judge.facts(source.sample())
     gpu = judge.gpu(source.sample())
     assert gpu.foreign_bytes == 22 * GIB
-    assert f"pid {os.getpid()} of bob (python) with 20480 MiB" in gpu.foreign_text
+    assert f"pid {os.getpid()} of bob (python) with 20 GiB" in gpu.foreign_text
     assert 'sharing.ignore_processes = ["name=python,uid=1001"]' in gpu.foreign_text
     driver.remove("proc")
     source.reading()
