@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpusched_client.terms import JobState, PendingReason
-from gpusched_client.wire.protocol import Reason
+from gpusched_client.wire.job_messages import Reason
 from gpuschedd.run.launchers.direct import SUPERVISOR
 from tests.support.daemon import DaemonProcess, clean_up, until
 

@@ -10,7 +10,7 @@ import pytest
 
 from gpusched_client.errors import GpuschedError
 from gpusched_client.terms import PendingReason
-from gpusched_client.wire.protocol import Reason
+from gpusched_client.wire.job_messages import Reason
 from gpuschedd.supervisor.records import RECORD_VERSION
 from tests.support.box import BIN, VENV
 from tests.support.daemon import until
