@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import re
 import sys
+import tokenize
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TypeGuard
 
 import click
 import pytest
@@ -219,3 +221,127 @@ def test_no_path_of_a_machine_and_no_open_end() -> None:
         for match in words.finditer(path.read_text())
     ]
     assert found == []
+
+
+# ------------------------------------------------------------------------ the client's rooms
+
+#: room -> the rooms that its modules may import. `ground` and `api` are modules of the package.
+CLIENT_ROOMS = {
+    "ground": {"ground"},
+    "wire": {"ground", "wire"},
+    "submission": {"ground", "wire", "submission"},
+    "output": {"ground", "wire", "output"},
+    "api": {"ground", "wire", "submission", "api"},
+    "commands": {"ground", "wire", "submission", "output", "api", "commands"},
+}
+CLIENT_API = {"client", "administration"}
+CODE_LINES_MAX = 400
+PUBLIC_METHODS_MAX, METHODS_MAX = 20, 35
+
+
+def _client_room(module: str) -> str:
+    """The room of a dotted name below gpusched_client; the package itself is its API."""
+    first = module.split(".")[1] if "." in module else "client"
+    if first in CLIENT_ROOMS:
+        return first
+    return "api" if first in CLIENT_API else "ground"
+
+
+def _module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _imported_modules(path: Path, package: Path) -> set[str]:
+    """The modules of the package that a file imports anywhere in it, itself left out."""
+    known = {_module_name(source) for source in _sources(package)}
+    found = {name for name in _imports(path) if name in known}
+    # `from package import module` names the package too, and needs the module alone.
+    found -= {name for name in found if any(other.startswith(f"{name}.") for other in found)}
+    return found - {_module_name(path)}
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in _sources(CLIENT) if path != CLIENT / "__init__.py"], ids=_shown
+)
+def test_the_clients_rooms_import_downwards(path: Path) -> None:
+    """From commands over the API and the submission to the wire; the ground looks at nothing."""
+    allowed = CLIENT_ROOMS[_client_room(_module_name(path))]
+    wrong = [
+        module for module in _imported_modules(path, CLIENT) if _client_room(module) not in allowed
+    ]
+    assert wrong == []
+
+
+def test_no_module_of_the_client_imports_itself_over_others() -> None:
+    """Not even inside a function: a circle of modules is one module in pieces."""
+    arrows = {_module_name(path): _imported_modules(path, CLIENT) for path in _sources(CLIENT)}
+    del arrows["gpusched_client"]  # it imports nothing until a public name is asked for
+    while arrows:
+        leaves = [name for name, imported in arrows.items() if not imported & arrows.keys()]
+        assert leaves, f"a circle among {', '.join(sorted(arrows))}"
+        for name in leaves:
+            del arrows[name]
+
+
+def test_a_public_name_of_the_client_is_defined_once() -> None:
+    """A class or a constant that stands in two modules is two things, or one fact twice."""
+    homes: dict[str, list[str]] = {}
+    for path in _sources(CLIENT):
+        for name in _public_classes_and_constants(ast.parse(path.read_text())):
+            homes.setdefault(name, []).append(_shown(path))
+    assert {name: where for name, where in homes.items() if len(where) > 1} == {}
+
+
+def _public_classes_and_constants(tree: ast.Module) -> Iterator[str]:
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            names = [node.name]
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names = [each.id for each in ast.walk(ast.Module(targets, [])) if _is_name(each)]
+        else:
+            continue
+        # One letter is a type variable.
+        yield from (name for name in names if len(name) > 1 and name[0].isupper())
+
+
+def _is_name(node: ast.AST) -> TypeGuard[ast.Name]:
+    return isinstance(node, ast.Name)
+
+
+@pytest.mark.parametrize("path", _sources(CLIENT), ids=_shown)
+def test_no_module_of_the_client_is_long_and_no_class_wide(path: Path) -> None:
+    """Blank lines, comments and docstrings are free."""
+    tree = ast.parse(path.read_text())
+    assert _code_lines(path) <= CODE_LINES_MAX
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            methods = [each.name for each in node.body if isinstance(each, ast.FunctionDef)]
+            public = {name for name in methods if not name.startswith("_")}
+            assert len(public) <= PUBLIC_METHODS_MAX, node.name
+            assert len(set(methods)) <= METHODS_MAX, node.name
+
+
+def _code_lines(path: Path) -> int:
+    tree = ast.parse(path.read_text())
+    docstrings: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            first = node.body[0] if node.body else None
+            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
+                docstrings.update(range(first.lineno, (first.end_lineno or first.lineno) + 1))
+    lines: set[int] = set()
+    with tokenize.open(path) as file:
+        for token in tokenize.generate_tokens(file.readline):
+            if token.type not in NOT_CODE:
+                lines.update(range(token.start[0], token.end[0] + 1))
+    return len(lines - docstrings)
+
+
+NOT_CODE = frozenset(
+    {
+        *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
+        tokenize.ENDMARKER,
+    }
+)
