@@ -67,7 +67,7 @@ class _Answering(click.Command):
         return result if isinstance(result, int) else 0
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the callback; a reader that left (`| head`) is no error worth a word."""
+        """Run the callback; a reader that left (`| head`) is not an error worth a word."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
@@ -112,7 +112,7 @@ def note(text: str) -> None:
     """Tell the person something that is not the answer."""
     from gpusched_client.terms import printable
 
-    with contextlib.suppress(OSError, ValueError):  # whoever writes the answer last tells of it
+    with contextlib.suppress(OSError, ValueError):  # the last write of the answer will report it
         sys.stdout.flush()  # where both go to one place, what was said first comes first
     try:
         sys.stderr.write("\n".join(map(printable, text.splitlines())) + "\n")

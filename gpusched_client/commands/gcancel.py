@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 @VERSION
 @click.argument("words", nargs=-1, metavar="[IDS]...")
 def cli(words: tuple[str, ...], **options: Any) -> int:
-    """Cancel jobs. A job that has ended already is no error."""
+    """Cancel jobs. A job that has already ended is not an error."""
     filters = any(options[name] is not None for name in ("user", "state", "name"))
     if not words and not filters:
         raise click.UsageError("no jobs; name ids, or choose with -u, --state or --name.")
@@ -68,7 +68,7 @@ def _signal_number(text: str) -> int:
         return signal.Signals[name].value
     except KeyError:
         raise click.BadParameter(
-            f"{text!r} is no signal; use a name such as USR1 or a number from 1 to 64",
+            f"{text!r} is not a signal; use a name such as USR1 or a number from 1 to 64",
             param_hint="--signal",
         ) from None
 

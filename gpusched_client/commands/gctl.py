@@ -46,7 +46,9 @@ def cli() -> None:
 
 @cli.command(context_settings=CONTEXT_SETTINGS)
 @click.argument("gpu", metavar="GPU")
-@click.option("--reason", metavar="TEXT", default="by an admin", help="Why; shown to who waits.")
+@click.option(
+    "--reason", metavar="TEXT", default="by an admin", help="Why; shown to people who wait."
+)
 def drain(gpu: str, reason: str) -> int:
     """Let GPU (index or UUID) take no more jobs; those on it go on."""
     with _client() as client:
@@ -65,11 +67,13 @@ def resume(gpu: str) -> int:
 
 @cli.group(context_settings=CONTEXT_SETTINGS)
 def gpus() -> None:
-    """Let go of the driver and take it back, to change MIG modes or reset a GPU."""
+    """Release the driver and take it back, to change MIG modes or reset a GPU."""
 
 
 @gpus.command("release", context_settings=CONTEXT_SETTINGS)
-@click.option("--reason", metavar="TEXT", default="for maintenance", help="Shown to who waits.")
+@click.option(
+    "--reason", metavar="TEXT", default="for maintenance", help="Shown to people who wait."
+)
 def gpus_release(reason: str) -> int:
     """Close the driver. Running jobs go on; no job starts until `gctl gpus resume`."""
     with _client() as client:
@@ -124,7 +128,7 @@ def hold(words: tuple[str, ...], as_json: bool) -> int:
 def release(words: tuple[str, ...], as_json: bool) -> int:
     """Let held jobs run when their turn comes.
 
-    Their waiting time begins anew.
+    Their waiting time starts again.
     """
     return _update(words, as_json, hold=False)
 

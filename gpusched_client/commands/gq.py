@@ -292,7 +292,7 @@ def _columns(text: str | None) -> Sequence[str]:
         name = _LETTERS.get(word.lstrip("%.0123456789")) if word.startswith("%") else word.upper()
         if name not in COLUMNS:
             raise click.BadParameter(
-                f"{word!r} is no column; use {', '.join(COLUMNS)}", param_hint="--format"
+                f"{word!r} is not a column; use {', '.join(COLUMNS)}", param_hint="--format"
             )
         columns.append(name)
     if not columns:

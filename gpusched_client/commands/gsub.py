@@ -71,7 +71,7 @@ class _Gsub(Command):
 def cli(ctx: click.Context, /, **options: Any) -> int:
     """Submit a job: a command, a script (its content is kept), or - for a script from stdin.
 
-    The first word that is no option begins the command. A shell script, or a file with #GSUB or
+    The first word that is not an option begins the command. A shell script, or a file with #GSUB or
     #SBATCH lines, is captured as it is now; any other command runs from where it lies.
     """
     if options["parsable"] and options["as_json"]:
@@ -93,7 +93,9 @@ def _script(options: dict[str, Any]) -> Script | None:
         if words or options["script_file"] is not None:
             raise click.UsageError("-c takes the whole command; give no other beside it.")
         if not options["line"].strip():
-            raise click.UsageError(f"-c {options['line']!r} is no command; give it a shell line.")
+            raise click.UsageError(
+                f"-c {options['line']!r} is not a command; give it a shell line."
+            )
         return None
     from gpusched_client.submission import script
 

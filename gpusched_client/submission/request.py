@@ -82,7 +82,7 @@ def _directory(given: Word | None) -> bytes:
     try:
         return os.getcwdb() if given is None else os.path.abspath(os.fsencode(given))
     except FileNotFoundError:
-        problem = "the current directory does not exist any more; go to another, or name one"
+        problem = "the current directory no longer exists; go to another, or name one"
         raise Invalid(problem, {"path": "cwd"}) from None
 
 

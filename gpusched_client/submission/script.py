@@ -51,7 +51,7 @@ def is_script(path: str) -> bool:
 
 
 def read_script(path: str) -> Script:
-    """The script in a file. Raises Invalid where it cannot be read or is none."""
+    """The script in a file. Raises Invalid where it cannot be read or is not a script."""
     try:
         with open(path, "rb") as file:
             content = file.read(PAYLOAD_BYTES_MAX + 1)
@@ -84,12 +84,12 @@ def script_of(content: bytes, source: str) -> Script:
         lines.append((here, tuple(translation.taken)))
         warnings += [f"{name} (line {line})" for name in translation.ignored]
     if warnings:  # one line: a script from elsewhere has a dozen of them
-        warnings = [f"{source}: ignored, since they have no meaning here: {', '.join(warnings)}"]
+        warnings = [f"{source}: ignored, because they have no meaning here: {', '.join(warnings)}"]
     return Script(content, tuple(lines), tuple(warnings))
 
 
 def _directives(content: bytes) -> list[tuple[int, str, str]]:
-    """(line number, GSUB or SBATCH, rest) of the lines before the first that is no comment."""
+    """(line number, GSUB or SBATCH, rest) of the lines before the first that is not a comment."""
     found = []
     for index, line in enumerate(content.split(b"\n"), start=1):
         stripped = line.strip()
@@ -111,5 +111,5 @@ def _split(text: str, here: str) -> list[str]:
 def _gsub_words(text: str, here: str) -> list[str]:
     words = _split(text, here)
     if words and not words[0].startswith("-"):
-        raise Invalid(f"{here}: {words[0]!r} is no option; write it as #GSUB --gpus 2")
+        raise Invalid(f"{here}: {words[0]!r} is not an option; write it as #GSUB --gpus 2")
     return words

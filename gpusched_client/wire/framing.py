@@ -268,7 +268,7 @@ def _too_deep(limit: int) -> Invalid:
 
 
 def _not_taken(error: Exception) -> GpuschedError:
-    """What the decoder refused: a length over its limit, or bytes that are no MessagePack."""
+    """What the decoder refused: a length over its limit, or bytes that are not MessagePack."""
     text = str(error) or type(error).__name__
     if isinstance(error, msgpack.BufferFull) or "exceeds max" in text:
         return TooLarge(f"message too large: {text}. Send less at once.", {"path": ""})
@@ -284,7 +284,7 @@ def _not_an_envelope(problem: str) -> Invalid:
 def _message(value: Any, levels: int) -> Incoming:
     """The message in a decoded value. Raises Invalid where the envelope itself is broken."""
     if type(value) is not list or not value or type(value[0]) is not int:
-        raise _not_an_envelope("no array that begins with a type")
+        raise _not_an_envelope("it is not an array that begins with a type")
     kind, length = value[0], len(value)
     if kind == 2 and length == 3:
         return _notification(value, levels)
@@ -294,7 +294,7 @@ def _message(value: Any, levels: int) -> Incoming:
     if kind == 1 and msgid is None:
         return ResponseFrame(None, _error_in(value[2]), value[3])
     if type(msgid) is not int or not 0 <= msgid <= MSGID_MAX:
-        raise _not_an_envelope(f"msgid {shown(msgid)} is no integer from 0 to {MSGID_MAX}")
+        raise _not_an_envelope(f"msgid {shown(msgid)} is not an integer from 0 to {MSGID_MAX}")
     if _is_deeper(value, levels):
         return Malformed(msgid, _too_deep(levels), is_fatal=False)
     if kind == 1:
@@ -317,7 +317,7 @@ def _notification(value: list[Any], levels: int) -> Incoming:
 def _method(value: Any) -> str:
     if type(value) is not str or not value.isascii() or not 1 <= len(value) <= METHOD_BYTES_MAX:
         raise Invalid(
-            f"method {shown(value)} is no name of 1 to {METHOD_BYTES_MAX} ASCII characters",
+            f"method {shown(value)} is not a name of 1 to {METHOD_BYTES_MAX} ASCII characters",
             {"path": "method"},
         )
     return value
@@ -332,7 +332,7 @@ def _params(value: Any) -> Any:
 
 
 def _error_in(value: Any) -> GpuschedError | None:
-    """The typed error of a response; what is no error map of ours becomes Internal."""
+    """The typed error of a response; what is not an error map of ours becomes Internal."""
     if value is None:
         return None
     if isinstance(value, dict):
@@ -376,7 +376,7 @@ def _msgid_in(head: bytes) -> int | None:
 
 
 def encode_request(msgid: int, method: str, params: Mapping[str, Any]) -> bytes:
-    """A request's bytes; TooLarge above REQUEST_BYTES_MAX, Invalid where text is no Unicode."""
+    """A request's bytes; TooLarge above REQUEST_BYTES_MAX, Invalid where text is not Unicode."""
     try:
         data = _packed([0, msgid, method, [params]], "strict")
     except UnicodeEncodeError as error:

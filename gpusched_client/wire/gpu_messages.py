@@ -87,7 +87,7 @@ class ResumeRequest(Request[ResumeResult]):
 
 @method("gpus_release", Right.ADMIN, (Denied, StorageError))
 class GpusReleaseRequest(Request[GpusResult]):
-    """Let go of the driver, so that MIG modes can be changed or a GPU be reset; jobs run on."""
+    """Release the driver, so that MIG modes can be changed or a GPU reset; jobs keep running."""
 
     reason: str = wire(text(REASON_BYTES_MAX))
 

@@ -132,7 +132,7 @@ def _table(cls: type[M]) -> type[M]:
 def _parse_vram(text: str) -> int:
     size = parse_bytes(text)
     if size == 0:
-        raise Invalid(f"{text!r} is no memory at all; leave it out to take whole GPUs")
+        raise Invalid(f"{text!r} is not an amount of memory; leave it out to take whole GPUs")
     return size
 
 
@@ -146,7 +146,7 @@ def _parse_memory(text: str) -> int:
 def _parse_time_limit(text: str) -> int:
     seconds = parse_duration(text)
     if seconds == 0:
-        raise Invalid(f"{text!r} is no time at all; use unlimited for no limit")
+        raise Invalid(f"{text!r} is not a time limit; use unlimited for no limit")
     return limit_to_wire(seconds)
 
 
