@@ -10,8 +10,8 @@ from gpusched_client.commands.common import (
     CONTEXT_SETTINGS,
     VERSION,
     Command,
-    note,
     own_uid,
+    print_err,
 )
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def cli(words: tuple[str, ...], **options: Any) -> int:
     from gpusched_client.commands.report import report
 
     if not outcomes and not options["as_json"]:
-        note("gcancel: no job matches")
+        print_err("gcancel: no job matches")
     return report("gcancel", outcomes, options["as_json"])
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from gpusched_client.commands.common import Whole
+from gpusched_client.commands.common import IntRange
 from gpusched_client.errors import GpuschedError
 from gpusched_client.wire.fields import ChoiceReader, IntegerReader
 from gpusched_client.wire.job_options import OPTIONS, JobOption, Section
@@ -74,7 +74,7 @@ def _type_of(row: JobOption) -> click.ParamType[Any] | None:
     if row.parse is not None:
         return Amount(str(row.metavar).lower(), row.parse)
     if isinstance(row.reader, IntegerReader):
-        return Whole(row.reader.low, row.reader.high)
+        return IntRange(row.reader.low, row.reader.high)
     if isinstance(row.reader, ChoiceReader):
         return click.Choice(row.reader.words)
     return None

@@ -17,10 +17,8 @@ from gpusched_client.wire.limits import PAYLOAD_BYTES_MAX
 
 _SNIFF_BYTES = 64 * 1024
 _SHELLS = rb"(?:ba|da|k|mk|z|fi|a|c|tc)?sh"
-_SHELL_SHEBANG = re.compile(
-    rb"#!\s*(?:\S*/)?(?:env\s+(?:-\S+\s+)*)?(?:\S*/)?" + _SHELLS + rb"(?:\s|$)"
-)
-_DIRECTIVE = re.compile(rb"#(GSUB|SBATCH)(?:\s+(.*))?")
+_SHELL_SHEBANG = rb"#!\s*(?:\S*/)?(?:env\s+(?:-\S+\s+)*)?(?:\S*/)?" + _SHELLS + rb"(?:\s|$)"
+_DIRECTIVE = rb"#(GSUB|SBATCH)(?:\s+(.*))?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +45,7 @@ def is_script(path: str) -> bool:
     except (OSError, ValueError):
         return False
     first_line = head.split(b"\n", 1)[0]
-    return _SHELL_SHEBANG.match(first_line) is not None or bool(_directives(head))
+    return re.match(_SHELL_SHEBANG, first_line) is not None or bool(_directives(head))
 
 
 def read_script(path: str) -> Script:
@@ -95,7 +93,7 @@ def _directives(content: bytes) -> list[tuple[int, str, str]]:
         stripped = line.strip()
         if stripped and not stripped.startswith(b"#"):
             break
-        match = _DIRECTIVE.fullmatch(stripped)
+        match = re.fullmatch(_DIRECTIVE, stripped)
         if match is not None:
             found.append((index, match[1].decode(), os.fsdecode(match[2] or b"")))
     return found
