@@ -56,7 +56,7 @@ from gpuschedd.store.writer import Store
 from gpuschedd.supervisor.errors import STORAGE_ERRNOS
 from gpuschedd.supervisor.pam import closed_by
 from gpuschedd.system import state_dir as places
-from gpuschedd.system.accounts import Accounts, unknown_names
+from gpuschedd.system.accounts import NameService, unknown_names
 from gpuschedd.system.capabilities import check_launch
 from gpuschedd.system.clock import Clock, SchedulerClock, SystemClock
 from gpuschedd.system.sd_notify import ServiceManager, passed_socket
@@ -115,7 +115,7 @@ class Daemon:
         with suppress(StoreFull):  # a full disk ends no daemon; what is past its limit goes later
             store.prune(clock.now_s())
         state = State.restore(self.settings, loaded, fairshare.Accounts(policy_of(self.settings)))
-        self.accounts = Accounts(lambda: self.controller.hold_by_config())
+        self.accounts = NameService(lambda: self.controller.hold_by_config())
         self.controller = Controller(
             store,
             state,

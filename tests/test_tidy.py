@@ -38,7 +38,7 @@ OWNERS = {
         "gpuschedd/run/launchers/direct.py",
         "gpuschedd/run/launchers/systemd.py",
         "gpuschedd/system/install.py",
-        "gpuschedd/gpu/nvidia/source.py",
+        "gpuschedd/gpu/nvidia/child_process.py",
     },
 }
 #: The supervisor stands alone, without the package around it.

@@ -23,7 +23,7 @@ from gpuschedd.jobs import holds
 from gpuschedd.jobs.controller import Controller
 from gpuschedd.jobs.principal import Principal
 from gpuschedd.store.records import AuditRow
-from gpuschedd.system.accounts import Accounts, is_system_account
+from gpuschedd.system.accounts import NameService, is_system_account
 
 CALLER_KEPT_S = 5.0  # an account that changes hands is another's after this
 
@@ -56,7 +56,7 @@ def peer_of(connection: socket.socket) -> Peer:
     uid &= 0xFFFFFFFF
     if uid in (OVERFLOW_UID, INVALID_UID):
         raise Denied(
-            f"uid {uid} is nobody's identity (a user namespace without a mapping?); "
+            f"uid {uid} is not anybody's identity (a user namespace without a mapping?); "
             "connect from outside it"
         )
     return Peer(uid=uid, gid=gid & 0xFFFFFFFF, pid=pid)
@@ -87,7 +87,7 @@ class Authenticator:
     """Names and rights of peers, asked of the system every few seconds at most per uid."""
 
     def __init__(
-        self, controller: Controller, accounts: Accounts, mode: Mode, own_uid: int
+        self, controller: Controller, accounts: NameService, mode: Mode, own_uid: int
     ) -> None:
         """`own_uid`: the daemon's; in user mode nobody else is served."""
         self._controller = controller

@@ -1,7 +1,7 @@
 """Copies of the database for `gctl backup`: made by the daemon, read by the client in pieces.
 
 The daemon opens no path of the client's: the copy lies in the state directory until it was read to
-its end, its connection is gone, or the daemon starts anew. One copy at a time.
+its end, its connection is gone, or the daemon starts again. One copy at a time.
 """
 
 from __future__ import annotations

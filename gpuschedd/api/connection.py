@@ -9,7 +9,8 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 from gpusched_client.errors import GpuschedError, Internal, Unavailable
 from gpusched_client.wire import framing
@@ -23,11 +24,12 @@ from gpuschedd.api.limits import (
     TAKEN_AT_ONCE,
     UNSENT_BYTES_MAX,
     WHOLE_REQUEST_S,
+    Connections,
+    OpenRequests,
+    RequestBudget,
     cost_of,
 )
-
-if TYPE_CHECKING:
-    from gpuschedd.api.server import Server
+from gpuschedd.api.registry import Service
 
 log = logging.getLogger(__name__)
 
@@ -35,12 +37,23 @@ log = logging.getLogger(__name__)
 LASTING = frozenset({"wait", "watch"})  # open for long, and no work meanwhile
 
 
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What the connections of one server share."""
+
+    service: Service
+    budget: RequestBudget
+    connections: Connections
+    requests: OpenRequests[ServerConnection]
+    open: set[ServerConnection]
+
+
 class ServerConnection(asyncio.Protocol):
     """One client. Satisfies registry.Connection."""
 
-    def __init__(self, server: Server, peer: Peer) -> None:
+    def __init__(self, shared: Shared, peer: Peer) -> None:
         """`peer`: who the kernel says is at the other end; counted already."""
-        self._server = server
+        self._shared = shared
         self.peer = peer
         self._decoder = framing.Decoder(framing.REQUEST_LIMITS)
         self._transport: asyncio.Transport | None = None
@@ -63,7 +76,7 @@ class ServerConnection(asyncio.Protocol):
         """From here on it is served."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        self._server.open.add(self)
+        self._shared.open.add(self)
         self._rearm()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -75,9 +88,9 @@ class ServerConnection(asyncio.Protocol):
         for task in tuple(self._tasks):
             task.cancel()
         uid = self.peer.uid
-        self._server.open.discard(self)
-        self._server.requests.forget(uid, self)
-        self._server.connections.release(uid)
+        self._shared.open.discard(self)
+        self._shared.requests.forget(uid, self)
+        self._shared.connections.release(uid)
         for callback in self._close_callbacks:
             callback()
 
@@ -136,11 +149,11 @@ class ServerConnection(asyncio.Protocol):
             return False
         if len(self._tasks) >= OPEN_REQUESTS_MAX:
             return False
-        server, uid = self._server, self.peer.uid
-        if not server.requests.has_room(uid):
-            server.requests.wait(uid, self)
+        shared, uid = self._shared, self.peer.uid
+        if not shared.requests.has_room(uid):
+            shared.requests.wait(uid, self)
             return False
-        delay_s = server.budget.debt_s(uid)
+        delay_s = shared.budget.debt_s(uid)
         if delay_s > 0:
             self._not_before = asyncio.get_running_loop().call_later(delay_s, self._go_on)
         return delay_s == 0
@@ -162,19 +175,19 @@ class ServerConnection(asyncio.Protocol):
 
     def _take(self, message: framing.Incoming) -> None:
         if not isinstance(message, framing.RequestFrame):
-            self._server.budget.charge(self.peer.uid, 1.0)  # it costs time as well
+            self._shared.budget.charge(self.peer.uid, 1.0)  # it costs time as well
         if isinstance(message, framing.Malformed):
             self._send(framing.encode_error(message.msgid, message.error))
             if message.is_fatal:
                 self._close_after_linger()
             return
         if isinstance(message, framing.RequestFrame):
-            self._server.budget.charge(self.peer.uid, cost_of(message.params))
+            self._shared.budget.charge(self.peer.uid, cost_of(message.params))
             task = asyncio.ensure_future(self._answer(message))
             self._tasks.add(task)
             if message.method not in LASTING:
-                self._server.requests.begin(self.peer.uid)
-                task.add_done_callback(lambda _: self._server.requests.end(self.peer.uid))
+                self._shared.requests.begin(self.peer.uid)
+                task.add_done_callback(lambda _: self._shared.requests.end(self.peer.uid))
             task.add_done_callback(self._answered)
             return
         # Notifications and responses get no answer in MessagePack-RPC.
@@ -182,7 +195,7 @@ class ServerConnection(asyncio.Protocol):
     async def _answer(self, message: framing.RequestFrame) -> None:
         try:
             request = read_request(message.method, message.params)
-            response = await self._server.service.handle(self, request)
+            response = await self._shared.service.handle(self, request)
             reply = framing.encode_response(message.msgid, response.to_wire())
         except GpuschedError as refusal:
             reply = framing.encode_error(message.msgid, refusal)

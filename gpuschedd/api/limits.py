@@ -2,7 +2,7 @@
 
 Every limit on the users of the wire has its number here. Time is a bucket for each uid, filled at a
 steady rate up to a second's worth: a request is charged by what it touches when it is taken, a long
-answer when its turn comes. Whoever owes waits, but only while somebody else is active: alone,
+answer when its turn comes. A user in debt waits, but only while somebody else is active: alone,
 anybody may have all of it. root waits for nobody.
 """
 
@@ -104,7 +104,7 @@ W = TypeVar("W", bound=Waiter)
 class OpenRequests(Generic[W]):
     """The requests of each user that are being answered, and the connections that wait for room.
 
-    Whoever takes all the room there is waits behind the others for more.
+    A connection that takes all the room there is waits behind the others for more.
     """
 
     def __init__(self) -> None:

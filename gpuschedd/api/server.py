@@ -14,7 +14,7 @@ from gpusched_client.errors import (
 )
 from gpusched_client.wire import framing
 from gpuschedd.api.auth import Peer, peer_of
-from gpuschedd.api.connection import ServerConnection
+from gpuschedd.api.connection import ServerConnection, Shared
 from gpuschedd.api.limits import REFUSALS_MAX, Connections, OpenRequests, RequestBudget
 from gpuschedd.api.registry import Service
 
@@ -37,11 +37,9 @@ class Server:
         only_uid: int | None = None,
     ) -> None:
         """`only_uid`: nobody else may use this daemon (user mode)."""
-        self.service = service
-        self.budget = budget
-        self.connections = connections
-        self.requests: OpenRequests[ServerConnection] = OpenRequests()
         self.open: set[ServerConnection] = set()
+        self._connections = connections
+        self._shared = Shared(service, budget, connections, OpenRequests(), self.open)
         self._only_uid = only_uid
         self._listening: socket.socket | None = None
         self._arriving: set[asyncio.Future[Any]] = set()
@@ -55,7 +53,7 @@ class Server:
         asyncio.get_running_loop().add_reader(listening, self._accept, listening)
 
     def _accept(self, listening: socket.socket) -> None:
-        """Some of those who wait. Who is refused costs no more than a look at the credentials."""
+        """Some of those that wait. A refused client costs only a look at its credentials."""
         for _ in range(ACCEPT_AT_ONCE):
             try:
                 accepted, _address = listening.accept()
@@ -89,7 +87,7 @@ class Server:
             return
         loop = asyncio.get_running_loop()
         task = asyncio.ensure_future(
-            loop.connect_accepted_socket(lambda: ServerConnection(self, peer), accepted)
+            loop.connect_accepted_socket(lambda: ServerConnection(self._shared, peer), accepted)
         )
         self._arriving.add(task)
         task.add_done_callback(self._arriving.discard)
@@ -119,4 +117,4 @@ class Server:
                 f"this daemon belongs to uid {self._only_uid} alone; you are uid {peer.uid}. "
                 "Start your own with `gpuschedd`, or ask for a system-wide one."
             )
-        self.connections.admit(peer.uid)
+        self._connections.admit(peer.uid)

@@ -16,13 +16,13 @@ from gpuschedd.core.job import Job
 from gpuschedd.core.model import ExpectedStart, Gpu, Reason
 from gpuschedd.gpu.metering import next_vram_bytes, verdict
 from gpuschedd.gpu.source import UsedGpu
-from gpuschedd.jobs.gates import waiting_reason
 from gpuschedd.jobs.state import State
+from gpuschedd.jobs.waiting import waiting_reason
 from gpuschedd.run.spec import DEFAULT_OUTPUT
 from gpuschedd.store.records import Brief, Event, GpuUse, Payload, peak_of
 from gpuschedd.system.clock import SchedulerClock
 
-COMMAND_CHARS_MAX = 300
+COMMAND_LINE_CHARS_MAX = 300
 
 
 def job_view(
@@ -167,13 +167,13 @@ def _gpu_seconds(job: Job) -> float | None:
 
 
 def command_line(argv: Sequence[bytes], *, has_script: bool, is_cut: bool = False) -> str:
-    """One printable line, cut to COMMAND_CHARS_MAX."""
+    """One printable line, cut to COMMAND_LINE_CHARS_MAX."""
     words = [word.decode("utf-8", "backslashreplace") for word in argv]
     line = " ".join((["<script>"] if has_script else []) + words)
     line = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)
-    if len(line) <= COMMAND_CHARS_MAX and not is_cut:
+    if len(line) <= COMMAND_LINE_CHARS_MAX and not is_cut:
         return line
-    return line[: COMMAND_CHARS_MAX - 3] + "..."
+    return line[: COMMAND_LINE_CHARS_MAX - 3] + "..."
 
 
 def job_event(event: Event) -> JobEvent:

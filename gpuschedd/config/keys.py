@@ -94,7 +94,7 @@ class Nvml:
         ("GB10", "Orin", "Thor", "Xavier", "Tegra"), texts, "GPUs that share the host's memory"
     )
     quarantine_xids: tuple[int, ...] = key(
-        XID_QUARANTINE, xids, "out of service until the driver asks for nothing any more"
+        XID_QUARANTINE, xids, "out of service until the driver no longer asks for anything"
     )
     reboot_xids: tuple[int, ...] = key(XID_REBOOT, xids, "out of service until a reboot")
 
@@ -155,13 +155,11 @@ class Jobs:
     default_memory_bytes: int | None = key(
         None, or_unlimited(size), "host memory of jobs without --mem"
     )
-    max_memory_bytes: int | None = key(None, or_unlimited(size), "the most that --mem may ask")
+    max_memory_bytes: int | None = key(None, or_unlimited(size), "the largest --mem")
     default_cpus: int | None = key(
         None, or_unlimited(integer(1, 65_536)), "CPUs of jobs without --cpus"
     )
-    max_cpus: int | None = key(
-        None, or_unlimited(integer(1, 65_536)), "the most that --cpus may ask"
-    )
+    max_cpus: int | None = key(None, or_unlimited(integer(1, 65_536)), "the largest --cpus")
     max_processes: int | None = key(
         None, or_unlimited(integer(16, 4_000_000)), "processes and threads of one job"
     )

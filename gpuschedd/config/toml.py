@@ -73,7 +73,7 @@ def _read(path: Path, others_may: int) -> str:
 def _check_file(path: Path, found: os.stat_result, others_may: int) -> None:
     """Refuse what is too large, and what others could have written: it decides for root."""
     if stat.S_ISFIFO(found.st_mode) or stat.S_ISSOCK(found.st_mode):
-        raise ConfigError(f"{path}: is no file; put a file in its place")
+        raise ConfigError(f"{path}: is not a file; put a file in its place")
     if found.st_size > CONFIG_BYTES_MAX:
         raise ConfigError(f"{path}: {found.st_size} bytes; the limit is {CONFIG_BYTES_MAX}")
     if others_may == 0o777:

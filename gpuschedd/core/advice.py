@@ -9,7 +9,7 @@ from gpuschedd.core.model import Gpu, GpuState, Policy, Request
 from gpuschedd.core.reasons import gib, plural
 from gpuschedd.core.timeline import model_matches
 
-NAMED_MAX = 4
+OBSTACLES_NAMED_MAX = 4
 
 
 def warnings_for(jobs: Iterable[Job], gpus: Iterable[Gpu], policy: Policy) -> tuple[str, ...]:
@@ -41,8 +41,8 @@ def _obstacle(request: Request, gpus: tuple[Gpu, ...], policy: Policy) -> str | 
     in_the_way = [_why(gpu) for gpu in suited if gpu not in free]
     if not in_the_way:
         return None
-    more = len(in_the_way) - NAMED_MAX
-    text = "; ".join(in_the_way[:NAMED_MAX]) + (f"; and {more} more" if more > 0 else "")
+    more = len(in_the_way) - OBSTACLES_NAMED_MAX
+    text = "; ".join(in_the_way[:OBSTACLES_NAMED_MAX]) + (f"; and {more} more" if more > 0 else "")
     return (
         f"it can start only when others leave: {len(free)} of the {plural(request.gpus, 'GPU')} it "
         f"needs would be free now ({text})"

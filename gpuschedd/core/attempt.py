@@ -106,6 +106,6 @@ class AttemptReport:
     processes_left: bool = False  # asked only when the supervisor is dead
     launch_error: str | None = None
     deferred: bool = False  # launch_error is the host's fault
-    account_gone: bool = False  # launch_error is that the job is nobody's any more
+    account_gone: bool = False  # launch_error is that the job's account is gone
     storage_error: str | None = None
     detail: str | None = None

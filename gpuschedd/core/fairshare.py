@@ -101,7 +101,7 @@ def _change(account: _Account, job_id: JobId, rate: float) -> None:
         account.rates[job_id] = rate
     else:
         account.rates.pop(job_id, None)
-    # Summed anew: adding and subtracting would leave a residue after the last job.
+    # Summed again: adding and subtracting would leave a residue after the last job.
     account.rate = math.fsum(account.rates.values())
 
 
@@ -110,7 +110,7 @@ def charge_rate(
 ) -> float:
     """GPU-seconds per second of one job: the share of each GPU times its model's weight.
 
-    A GPU that is not known any more counts as one whole GPU of weight 1.
+    A GPU that is no longer known counts as one whole GPU of weight 1.
     """
     return math.fsum(
         _gpu_rate(grant, gpus.get(grant.uuid), whole=whole, policy=policy) for grant in grants

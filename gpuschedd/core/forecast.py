@@ -96,7 +96,7 @@ def _queue(uid: int, jobs: list[Waiting]) -> UserQueue:
 
 
 def _advanced(state: Snapshot, made: Plan, policy: Policy) -> Snapshot | None:
-    """The state at the next planned end, its starts running; None when nothing ends any more."""
+    """The state at the next planned end, its starts running; None when nothing ends later."""
     requests = {job.job_id: job for queue in state.queues.gpu for job in queue.jobs}
     running = [
         *state.running,

@@ -25,7 +25,7 @@ from gpuschedd.core.model import (
 )
 from gpuschedd.core.timeline import Host, Need, card_suits
 
-GPUS_MAX, BYTES_MAX = 2**31, 2**63
+UNBOUNDED_GPUS, UNBOUNDED_BYTES = 2**31, 2**63
 PLAIN = "plain"
 ANSWERS_MAX = 10_000
 
@@ -33,7 +33,7 @@ ANSWERS_MAX = 10_000
 def _plain(horizon: Horizon | None) -> tuple[int, int]:
     """So many GPUs of at least so many bytes take anything in the end; from the memo if it can."""
     if horizon is None:
-        return GPUS_MAX, BYTES_MAX
+        return UNBOUNDED_GPUS, UNBOUNDED_BYTES
     plain: tuple[int, int] | None = horizon.answers.get(PLAIN)
     if plain is None:
         kept = {residue.uuid for residue in horizon.residues}

@@ -73,7 +73,7 @@ class Job:
 
     @property
     def is_final(self) -> bool:
-        """True when nothing will change the job any more."""
+        """True when nothing will change the job again."""
         return self.state.is_final
 
     @property

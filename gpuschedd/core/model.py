@@ -229,8 +229,8 @@ class UserQueue:
 
     `whole_gpus_min`, `shared_bytes_min`: the least that any whole-GPU job asks in GPUs, any shared
     job in bytes per GPU; None without such a job. They let a pass drop the user at once.
-    `gpus_max`, `bytes_max`: the most that any asks, of GPUs and of bytes per GPU, where none has a
-    further wish; None where one has, or where it is not known.
+    `gpus_max`, `bytes_max`: the largest that any asks, in GPUs and in bytes per GPU, where none has
+    a further wish; None where one has, or where it is not known.
     `aged_to`: no job at this position or behind has any age, so that their priorities never rise
     along the list and a pass takes them one by one; None: not known.
     """

@@ -11,7 +11,7 @@ from heapq import nsmallest
 
 from gpusched_client.terms import GpuUuid, JobId
 from gpuschedd.core import promises, reasons
-from gpuschedd.core.horizon import HorizonView, Rooms, rooms_of
+from gpuschedd.core.horizon import UNBOUNDED_GPUS, HorizonView, Rooms, rooms_of
 from gpuschedd.core.model import (
     NEVER_S,
     Backfill,
@@ -41,8 +41,7 @@ WHO_GPUS_MAX = 64  # on a larger host only the head's reason names jobs: a pass 
 
 # What a failed request did not manage: to sit anywhere now; to sit there past T; to do so without
 # a limit where GPUs are kept. Who fails at one level fails at those above.
-NOW, PAST_T, NO_LIMIT = 0, 1, 2
-GPUS_MAX = 2**31
+NOW, PAST_T, WITHOUT_LIMIT = 0, 1, 2
 
 
 def plan(snapshot: Snapshot, policy: Policy, explain: int = EXPLAINED_JOBS) -> Plan:
@@ -66,7 +65,7 @@ class _Failures:
         self._exact: set[tuple[Need, int]] = set()
         self._classes: dict[tuple[object, ...], list[tuple[int, int]]] = {}
         # Per level the fewest whole GPUs that failed with no further wish: the more fail with them.
-        self.whole_gpus = [GPUS_MAX] * (NO_LIMIT + 1)
+        self.whole_gpus = [UNBOUNDED_GPUS] * (WITHOUT_LIMIT + 1)
 
     def covers(self, need: Need, level: int) -> bool:
         """True if the request is known to fail."""
@@ -84,7 +83,7 @@ class _Failures:
     def add(self, need: Need, level: int) -> None:
         """Remember a failure at this level and those above."""
         gpus, size = need.gpus, need.bytes
-        for above in range(level, NO_LIMIT + 1):
+        for above in range(level, WITHOUT_LIMIT + 1):
             self._exact.add((need, above))
             key = (*need[1:2], *need[3:], above)
             known = self._classes.get(key, [])
@@ -212,7 +211,7 @@ class _Pass:
                     self._pass_over(merge)
 
     def _pass_over(self, merge: Merge) -> None:
-        """Look no more at what fails in any case."""
+        """Skip what fails in any case."""
         self.passes_over = True
         merge.pass_over(self._fails_again, self._all_fail)
 
@@ -227,7 +226,7 @@ class _Pass:
         return bool(self.kept) or not self.host.unlimited
 
     def _hopeless(self, entry: Entry, merge: Merge) -> bool:
-        """True when no job at all can start any more; drops a list in which none can."""
+        """True when no further job can start; drops a list in which none can."""
         if self.blocked_by is not None:
             return True
         if self._all_fail(entry.stream.queue):
@@ -287,7 +286,7 @@ class _Pass:
             self._waits(entry, need, level)
             return
         fitting = self.host.fitting(need)
-        if level == NO_LIMIT:
+        if level == WITHOUT_LIMIT:
             fitting = [slot for slot in fitting if slot.position not in self.kept]
         seat = self._seat(need, fitting, level)
         if seat is not None:
@@ -302,7 +301,7 @@ class _Pass:
     def _level(self, end_s: float) -> int:
         """What kind of permission a job with that planned end needs."""
         if end_s == NEVER_S and self.kept:
-            return NO_LIMIT
+            return WITHOUT_LIMIT
         return PAST_T if self.hold is not None and end_s > self.hold.at_s else NOW
 
     def _seat(self, need: Need, fitting: Sequence[Slot], level: int) -> list[Slot] | None:
@@ -378,7 +377,7 @@ class _Pass:
     def _explain(self, entry: Entry, need: Need, level: int) -> None:
         assert self.hold is not None
         free = len(self.host.fitting(need))
-        if level == NO_LIMIT:
+        if level == WITHOUT_LIMIT:
             self._note(entry, reasons.kept(need, self.kept_for))
             return
         if level == NOW or free < need.gpus:

@@ -35,8 +35,8 @@ def sticks(policy: Policy) -> bool:
 def becomes_promise(job: Waiting, at_s: float, now_s: float, policy: Policy) -> bool:
     """T is within reach, or the holder's age outweighs every F and its nice.
 
-    Not while T is but the floor of now (a job is overdue, or a sample is awaited): that is no time
-    anybody planned.
+    Not while T is but the floor of now (a job is overdue, or a sample is awaited): nobody planned
+    that time.
     """
     if not sticks(policy) or at_s <= now_s:
         return False

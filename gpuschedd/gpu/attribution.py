@@ -53,7 +53,7 @@ class Supervisor:
 
 
 @dataclass(frozen=True, slots=True)
-class Stranger:
+class ForeignProcess:
     """A process that belongs to no job of ours. `uid` None: it is gone."""
 
     pid: int
@@ -92,7 +92,7 @@ class Attribution:
         self._instance = instance
         self._proc = proc
         self._known: OrderedDict[tuple[int, int], JobKey] = OrderedDict()
-        self._strangers: OrderedDict[tuple[int, int | None], Stranger] = OrderedDict()
+        self._foreign: OrderedDict[tuple[int, int | None], ForeignProcess] = OrderedDict()
 
     def learn(self, processes: Iterable[GpuProcess]) -> None:
         """Find out about those that are not known yet. Blocks."""
@@ -103,8 +103,8 @@ class Attribution:
             key = self._find(process.pid, ticks)
             if key is not None:
                 _remember(self._known, (process.pid, ticks), key)
-            elif (process.pid, ticks) not in self._strangers:
-                _remember(self._strangers, (process.pid, ticks), self._look_at(process.pid))
+            elif (process.pid, ticks) not in self._foreign:
+                _remember(self._foreign, (process.pid, ticks), self._look_at(process.pid))
 
     def owner_of(self, process: GpuProcess) -> JobKey | None:
         """The attempt whose process it is, or was; None: foreign."""
@@ -116,10 +116,10 @@ class Attribution:
             return None
         return self._known.get((process.pid, process.start_ticks))
 
-    def stranger(self, process: GpuProcess) -> Stranger:
+    def describe(self, process: GpuProcess) -> ForeignProcess:
         """A foreign process by name."""
-        known = self._strangers.get((process.pid, process.start_ticks))
-        return known or Stranger(process.pid, None, "", "")
+        known = self._foreign.get((process.pid, process.start_ticks))
+        return known or ForeignProcess(process.pid, None, "", "")
 
     # --- evidence -----------------------------------------------------------------------------
 
@@ -187,13 +187,13 @@ class Attribution:
         except OSError:
             return None
 
-    def _look_at(self, pid: int) -> Stranger:
+    def _look_at(self, pid: int) -> ForeignProcess:
         uid = self._uid(pid)
         if uid is None:
-            return Stranger(pid, None, "", "")
+            return ForeignProcess(pid, None, "", "")
         command = self._read(pid, "comm").decode(errors="replace").strip()
         shown = "".join(char if char.isprintable() else "?" for char in command)
-        return Stranger(pid, uid, _user_name(uid), shown[:COMMAND_CHARS_MAX])
+        return ForeignProcess(pid, uid, _user_name(uid), shown[:COMMAND_CHARS_MAX])
 
 
 def _is_number(word: bytes) -> bool:

@@ -12,25 +12,25 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpusched_client.terms import GpuUuid, JobId
+from gpusched_client.units import MIB
 from gpuschedd.config.keys import Sharing
 from gpuschedd.config.values import ProcessRule
-from gpuschedd.core.model import Gpu, GpuState
-from gpuschedd.gpu.attribution import JobKey, Stranger
+from gpuschedd.core.model import Gpu
+from gpuschedd.gpu.attribution import ForeignProcess, JobKey
 from gpuschedd.gpu.metering import Seen
+from gpuschedd.gpu.service_state import GpuConditions, identity_of, with_state
 from gpuschedd.gpu.source import GpuInfo, GpuProcess, GpuReading, Sample
 from gpuschedd.jobs.state import State
 from gpuschedd.system.clock import boottime_s
 
-MIB = 2**20
 STEP_BYTES = 16 * MIB  # ownerless memory wobbles: counted in such steps, rounded up
 RELEASE_LAG_S = 30.0  # ownerless memory is the last job's for so long after its end
-NAMED_MAX = 3
+FOREIGN_NAMED_MAX = 3
 DISPLAY_COMMANDS = frozenset({"Xorg", "X", "Xwayland", "gnome-shell", "kwin_x11", "kwin_wayland"})
 DISPLAY_USERS = frozenset({"root", "gdm", "sddm", "lightdm"})
-_COMPUTE_PROHIBITED, _EXCLUSIVE_PROCESS = 2, 3
 
 OwnerOf = Callable[[GpuProcess], JobKey | None]
-StrangerOf = Callable[[GpuProcess], Stranger]
+DescribeForeign = Callable[[GpuProcess], ForeignProcess]
 ProcessKey = tuple[GpuUuid, int, int | None]
 
 
@@ -66,18 +66,7 @@ class Violation:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """What is known beside the sample: who is drained, sick or missing, and why."""
-
-    drained: Mapping[GpuUuid, str] = field(default_factory=dict)
-    sick: Mapping[GpuUuid, str] = field(default_factory=dict)
-    warnings: Mapping[GpuUuid, str] = field(default_factory=dict)
-    lost: Mapping[GpuUuid, str] = field(default_factory=dict)
-    unread: str | None = None  # why nothing at all is known of any GPU
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
+class GpuFacts:
     """One sample's outcome."""
 
     gpus: tuple[Gpu, ...]
@@ -93,7 +82,7 @@ class _Foreign:
     """A process that is not at home on this GPU."""
 
     process: GpuProcess
-    stranger: Stranger
+    who: ForeignProcess
     peak: int
     note: str | None = None  # instead of its name: a job's process out of place
     is_quiet: bool = False  # does not break idleness
@@ -105,7 +94,7 @@ class _Foreign:
     @property
     def has_name(self) -> bool:
         """A process that a line of the configuration could mean."""
-        return not self.is_quiet and self.note is None and self.stranger.uid is not None
+        return not self.is_quiet and self.note is None and self.who.uid is not None
 
 
 @dataclass(slots=True)
@@ -121,10 +110,10 @@ class _Count:
 class FreeMemory:
     """The memory of what was seen. One instance lives as long as the daemon."""
 
-    def __init__(self, sharing: Sharing, owner_of: OwnerOf, stranger_of: StrangerOf) -> None:
+    def __init__(self, sharing: Sharing, owner_of: OwnerOf, describe: DescribeForeign) -> None:
         self.sharing = sharing
         self._owner_of = owner_of
-        self._stranger_of = stranger_of
+        self._describe = describe
         self._foreign_peaks: dict[ProcessKey, int] = {}
         self._foreign_since_s: dict[GpuUuid, float] = {}
         self._own_peaks: dict[tuple[JobKey, GpuUuid], int] = {}
@@ -147,7 +136,9 @@ class FreeMemory:
         """GPUs on which a job has ended since a sample was taken."""
         return frozenset(uuid for uuid, (at_s, _) in self._ended.items() if at_s > sample_s)
 
-    def take(self, sample: Sample, holdings: Holdings, standing: Standing, now_s: float) -> Facts:
+    def take(
+        self, sample: Sample, holdings: Holdings, conditions: GpuConditions, now_s: float
+    ) -> GpuFacts:
         """The facts that this sample gives, with the peaks of earlier ones."""
         readings = {reading.uuid: reading for reading in sample.readings}
         live = {holding.key for held in holdings.values() for holding in held}
@@ -158,7 +149,7 @@ class FreeMemory:
         listed: set[GpuUuid] = set()
         for info in sample.inventory:
             reading = readings.get(info.uuid)
-            gpu = _identity(info, reading)
+            gpu = identity_of(info, reading)
             held = holdings.get(info.uuid, ())
             before = self._last.get(info.uuid)
             if before is not None and self._is_outdated(info.uuid, sample):
@@ -176,11 +167,12 @@ class FreeMemory:
                     self._last[info.uuid] = gpu
                 else:
                     gpu = self._without_memory(gpu, info, reading, count)
-            gpus.append(self._with_state(gpu, info, reading, standing, sample))
+            gpu = replace(gpu, fresh=not self._is_outdated(info.uuid, sample))
+            gpus.append(with_state(gpu, info, reading, conditions))
         self._forget_foreign(seen_keys, listed)
         for own, entry in seen.items():
             self._own_peaks[own] = max(entry.used_bytes or 0, self._own_peaks.get(own, 0))
-        return Facts(
+        return GpuFacts(
             gpus=tuple(gpus),
             seen=seen,
             peaks=dict(self._own_peaks),
@@ -225,21 +217,21 @@ class FreeMemory:
         process_key = (info.uuid, process.pid, process.start_ticks)
         peak = max(process.used_bytes or 0, self._foreign_peaks.get(process_key, 0))
         self._foreign_peaks[process_key] = peak
-        stranger = self._stranger_of(process)
+        who = self._describe(process)
         note = None
         if key is not None:
             of_job = f"pid {process.pid} of job {key[0]}"
             note = f"{of_job}, not granted to it" if key in live else f"{of_job}, left behind"
-        return _Foreign(process, stranger, peak, note, self._is_quiet(process, stranger, peak))
+        return _Foreign(process, who, peak, note, self._is_quiet(process, who, peak))
 
-    def _is_quiet(self, process: GpuProcess, stranger: Stranger, peak: int) -> bool:
+    def _is_quiet(self, process: GpuProcess, who: ForeignProcess, peak: int) -> bool:
         """Displays, the MPS server, and what the configuration names: idle in spite of them."""
         if process.infrastructure:
             return True
-        is_display = stranger.command in DISPLAY_COMMANDS or stranger.user in DISPLAY_USERS
+        is_display = who.command in DISPLAY_COMMANDS or who.user in DISPLAY_USERS
         if process.graphics_only and is_display:
             return True
-        return any(is_ignored(rule, stranger, peak) for rule in self.sharing.ignore_processes)
+        return any(is_ignored(rule, who, peak) for rule in self.sharing.ignore_processes)
 
     @staticmethod
     def _ownerless(info: GpuInfo, reading: GpuReading) -> int:
@@ -410,16 +402,18 @@ class FreeMemory:
     def _foreign_text(self, uuid: GpuUuid, count: _Count, unexplained: int) -> str:
         """Who is in the way, the largest first, and the line that would allow it."""
         ranked = sorted(count.foreign, key=lambda foreign: -foreign.peak)
-        parts = [f"{_name(foreign)} with {_size(foreign)}" for foreign in ranked[:NAMED_MAX]]
-        if len(ranked) > NAMED_MAX:
-            parts.append(f"{len(ranked) - NAMED_MAX} more processes")
+        parts = [
+            f"{_name(foreign)} with {_size(foreign)}" for foreign in ranked[:FOREIGN_NAMED_MAX]
+        ]
+        if len(ranked) > FOREIGN_NAMED_MAX:
+            parts.append(f"{len(ranked) - FOREIGN_NAMED_MAX} more processes")
         ownerless = count.ownerless + unexplained
         if ownerless >= MIB:
             parts.append(f"{_mib(ownerless)} {self._ownerless_words(uuid)}")
         text = ", ".join(parts)
         loud = [foreign for foreign in ranked if foreign.has_name]
         if loud:
-            rule = f"name={loud[0].stranger.command},uid={loud[0].stranger.uid}"
+            rule = f"name={loud[0].who.command},uid={loud[0].who.uid}"
             text += f'; sharing.ignore_processes = ["{rule}"] would let whole jobs beside it'
         return text
 
@@ -431,82 +425,6 @@ class FreeMemory:
             return f"that job {job_id} leaves behind"
         return f"that no process owns (job {job_id} was the last here)"
 
-    # --- in service or not --------------------------------------------------------------------
-
-    def _with_state(
-        self,
-        gpu: Gpu,
-        info: GpuInfo,
-        reading: GpuReading | None,
-        standing: Standing,
-        sample: Sample,
-    ) -> Gpu:
-        """An admin's drain wins; unknown is not free."""
-        gpu = replace(gpu, fresh=not self._is_outdated(info.uuid, sample))
-        state, text = self._state(info, reading, standing)
-        if state is GpuState.OK:
-            own = "" if gpu.shareable else "its compute mode allows one process only"
-            return replace(gpu, state_text=standing.warnings.get(info.uuid, own))
-        return replace(gpu, state=state, state_text=text)
-
-    @staticmethod
-    def _state(
-        info: GpuInfo, reading: GpuReading | None, standing: Standing
-    ) -> tuple[GpuState, str]:
-        uuid = info.uuid
-        for state, texts in (
-            (GpuState.DRAINED, standing.drained),
-            (GpuState.LOST, standing.lost),
-            (GpuState.SICK, standing.sick),
-        ):
-            if uuid in texts:
-                return state, texts[uuid]
-        if standing.unread is not None:
-            return GpuState.UNREAD, standing.unread
-        blocked = _blocked(info, reading)
-        if blocked is not None:
-            return GpuState.UNREAD, blocked
-        if reading is None:
-            return GpuState.UNREAD, "the driver did not mention it in the last sweep"
-        if reading.fault == "lost":
-            return GpuState.LOST, reading.reason or "lost"
-        if reading.fault == "reset":
-            return GpuState.SICK, reading.reason or "it needs a reset"
-        if reading.fault == "unread":
-            return GpuState.UNREAD, reading.reason or "its memory cannot be read"
-        return GpuState.OK, ""
-
-
-def _blocked(info: GpuInfo, reading: GpuReading | None) -> str | None:
-    """Why nothing may be placed: as it was at the start, or as the last checks say."""
-    checks = reading.checks if reading is not None else None
-    if checks is not None and checks.drained:
-        return "the driver drains it (nvidia-smi drain)"
-    if checks is not None and checks.compute_mode is not None:
-        if checks.compute_mode == _COMPUTE_PROHIBITED:
-            return "its compute mode is prohibited"
-        return info.blocked if info.blocked and "compute mode" not in info.blocked else None
-    return info.blocked
-
-
-def _identity(info: GpuInfo, reading: GpuReading | None) -> Gpu:
-    checks = reading.checks if reading is not None else None
-    shareable = info.shareable
-    if checks is not None and checks.compute_mode is not None:
-        shareable = checks.compute_mode != _EXCLUSIVE_PROCESS
-    return Gpu(
-        uuid=info.uuid,
-        index=info.index,
-        model=info.model,
-        total_bytes=info.total_bytes or 0,
-        reserved_bytes=info.reserved_bytes,
-        minor=info.minor,
-        shareable=shareable,
-        island=info.island,
-        links=info.links,
-        is_slice=info.parent_uuid is not None,
-    )
-
 
 def _in_steps(size: int) -> int:
     return max(0, math.ceil(size / STEP_BYTES) * STEP_BYTES)
@@ -517,7 +435,7 @@ def _mib(size: int) -> str:
 
 
 def _name(foreign: _Foreign) -> str:
-    return foreign.note or foreign.stranger.text
+    return foreign.note or foreign.who.text
 
 
 def _size(foreign: _Foreign) -> str:
@@ -526,10 +444,10 @@ def _size(foreign: _Foreign) -> str:
     return _mib(foreign.peak)
 
 
-def is_ignored(rule: ProcessRule, stranger: Stranger, peak: int) -> bool:
+def is_ignored(rule: ProcessRule, who: ForeignProcess, peak: int) -> bool:
     """Whether the configuration means this process."""
     return (
-        (rule.name is None or rule.name == stranger.command)
-        and (rule.uid is None or rule.uid == stranger.uid)
+        (rule.name is None or rule.name == who.command)
+        and (rule.uid is None or rule.uid == who.uid)
         and (rule.below_bytes is None or peak < rule.below_bytes)
     )

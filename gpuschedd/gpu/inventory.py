@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from gpusched_client.terms import EventKind, GpuUuid
 from gpuschedd.core.model import Gpu, GpuState
-from gpuschedd.gpu.free_memory import Facts, Holdings
+from gpuschedd.gpu.free_memory import GpuFacts, Holdings
 from gpuschedd.gpu.simulated.source import UUID_PREFIX as SIMULATED_PREFIX
 from gpuschedd.gpu.source import GpuInfo, Sample, display_order, select_gpus, unknown_names
 from gpuschedd.jobs.batch import Batch
@@ -18,7 +18,7 @@ from gpuschedd.system.clock import boottime_s
 LOST_AFTER_S = 60.0  # of a GPU that the driver no longer lists
 
 
-class Inventory:
+class HostInventory:
     """Every GPU seen in this run, those that are gone included."""
 
     def __init__(self, controller: Controller) -> None:
@@ -113,7 +113,7 @@ class Inventory:
             for row in sorted(rows, key=lambda row: row.gpu_index)
         )
 
-    def keep(self, sample: Sample, facts: Facts) -> None:
+    def keep(self, sample: Sample, facts: GpuFacts) -> None:
         """Record GPUs that are new, or changed."""
         state = self._controller.state
         wall_s = self._controller.clock.wall_s()

@@ -10,7 +10,7 @@ from gpusched_client.terms import EventKind, JobId
 from gpuschedd.core.job import Job
 from gpuschedd.core.model import Grant
 from gpuschedd.gpu.attribution import JobKey
-from gpuschedd.gpu.free_memory import Facts, Violation
+from gpuschedd.gpu.free_memory import GpuFacts, Violation
 from gpuschedd.gpu.metering import UseMeter
 from gpuschedd.gpu.source import Sample
 from gpuschedd.jobs.batch import Batch
@@ -33,7 +33,7 @@ class JobUse:
         key: JobKey = (job.job_id, job.attempt)
         self.meter.begin(key, [grant.uuid for grant in job.grants], used)
 
-    def take(self, sample: Sample, facts: Facts) -> None:
+    def take(self, sample: Sample, facts: GpuFacts) -> None:
         """The use of a fresh sample."""
         step_s = self.meter.step(sample.taken_boottime_s)
         readings = {reading.uuid: reading for reading in sample.readings}
@@ -44,12 +44,12 @@ class JobUse:
         if moved:
             self._controller.post(lambda batch: batch.gpu_uses.extend(moved))
 
-    def follow(self, facts: Facts) -> None:
+    def follow(self, facts: GpuFacts) -> None:
         """What the facts say of jobs, beside the figures."""
         self._hold_overuse(facts)
         self._emit_strays(facts)
 
-    def _hold_overuse(self, facts: Facts) -> None:
+    def _hold_overuse(self, facts: GpuFacts) -> None:
         """A job above its own declaration holds its buffered peak."""
         state = self._controller.state
         buffer = 1 + state.config.sharing.spike_buffer
@@ -68,7 +68,7 @@ class JobUse:
         if grown:
             self._controller.post(lambda batch: _hold_more(batch, grown))
 
-    def _emit_strays(self, facts: Facts) -> None:
+    def _emit_strays(self, facts: GpuFacts) -> None:
         """Once for each process: a job on a GPU that was not granted to it, a job's remains."""
         new = [
             (kind, stray)

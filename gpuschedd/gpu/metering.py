@@ -127,7 +127,7 @@ class UseMeter:
         return found
 
     def forget(self, key: JobKey) -> None:
-        """Its figures are in the books."""
+        """Its figures are on record."""
         self._meters.pop(key, None)
 
 

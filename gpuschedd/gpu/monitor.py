@@ -15,10 +15,11 @@ from gpusched_client.terms import GpuUuid
 from gpuschedd.core.job import Job
 from gpuschedd.core.model import GpuState
 from gpuschedd.gpu.attribution import Attribution
-from gpuschedd.gpu.free_memory import Facts, FreeMemory, Standing, holdings_of
+from gpuschedd.gpu.free_memory import FreeMemory, GpuFacts, holdings_of
 from gpuschedd.gpu.health_watch import HealthWatch
-from gpuschedd.gpu.inventory import Inventory
+from gpuschedd.gpu.inventory import HostInventory
 from gpuschedd.gpu.job_use import JobUse
+from gpuschedd.gpu.service_state import GpuConditions
 from gpuschedd.gpu.source import (
     DriverAccounts,
     GpuInfo,
@@ -63,9 +64,9 @@ class GpuMonitor:
         self._controller = controller
         self._attribution = attribution
         self._free = FreeMemory(
-            controller.state.config.sharing, attribution.owner_of, attribution.stranger
+            controller.state.config.sharing, attribution.owner_of, attribution.describe
         )
-        self._inventory = Inventory(controller)
+        self._inventory = HostInventory(controller)
         self._health = HealthWatch(health_rules, controller, same_boot=same_boot)
         self._use = JobUse(controller)
         self._use.meter.resume(uses_before)
@@ -235,7 +236,7 @@ class GpuMonitor:
             await self._pause(worked)
 
     async def close(self) -> None:
-        """End the look that is under way: nobody needs its answer any more."""
+        """End the look that is under way: nobody needs its answer."""
         if self._looking is not None:
             self._looking.cancel()
             await asyncio.wait({self._looking})
@@ -345,8 +346,8 @@ class GpuMonitor:
         """A job was placed: what is in use on its GPUs before it."""
         self._use.begin(job, self._sample)
 
-    def _derive(self) -> Facts | None:
-        """Facts from the last sample, with what changed beside it: drains, ends, configuration."""
+    def _derive(self) -> GpuFacts | None:
+        """The facts of the last sample, with what changed since: drains, ends, configuration."""
         controller = self._controller
         if self._sample is None:
             text = self.released or self.problem
@@ -367,10 +368,10 @@ class GpuMonitor:
         controller.set_gpus(facts.gpus)
         return facts
 
-    def _standing(self) -> Standing:
+    def _standing(self) -> GpuConditions:
         rows = self._controller.state.gpu_rows.items()
         info = self._inventory.info
-        return Standing(
+        return GpuConditions(
             drained={uuid: row.drained for uuid, row in rows if row.drained is not None},
             sick=self._health.sick(info),
             warnings=self._health.warnings(info),

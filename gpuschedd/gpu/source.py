@@ -54,7 +54,7 @@ class GpuInfo:
 class GpuProcess:
     """One process with memory on a GPU. The start time guards against a reused pid.
 
-    `start_ticks` None: the driver lists it, but there is no such process any more.
+    `start_ticks` None: the driver lists it, but there is no such process by now.
     """
 
     pid: int
@@ -263,7 +263,7 @@ def parent_index(slice_index: int) -> int:
 
 
 def unknown_names(inventory: Iterable[GpuInfo], wanted: tuple[int | str, ...]) -> tuple[str, ...]:
-    """The names in the configuration that are no GPU's here: a slip, or one that is gone."""
+    """Configured names that match no GPU here: a typo, or one that is gone."""
     gpus = tuple(inventory)
     return tuple(str(name) for name in wanted if not any(_is_named(gpu, name) for gpu in gpus))
 

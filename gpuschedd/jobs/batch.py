@@ -16,7 +16,6 @@ from gpuschedd.core.model import Gpu, PromiseException
 from gpuschedd.jobs.state import State
 from gpuschedd.store.records import (
     RECENT_SUBMISSIONS_MAX,
-    AccountRow,
     AttemptEnd,
     AuditRow,
     Changes,
@@ -26,6 +25,7 @@ from gpuschedd.store.records import (
     Payload,
     Remembered,
     Submission,
+    UsageRow,
 )
 
 
@@ -41,7 +41,7 @@ class Batch:
         self._submissions: dict[tuple[int, str], Submission] = {}
         self._live_of: Counter[int] = Counter()
         self.payloads: dict[JobId, Payload] = {}
-        self.rested: set[JobId] = set()  # jobs whose age begins anew
+        self.rested: set[JobId] = set()  # jobs whose age begins again
         self.voided: dict[JobId, PromiseException | None] = {}  # promises that end by a change
         self.events: list[Event] = []
         self.audits: list[AuditRow] = []
@@ -49,7 +49,7 @@ class Batch:
         self.gpus_seen: tuple[Gpu, ...] = ()  # they count for what could ever run here
         self.gpu_uses: list[GpuUse] = []
         self.health: Mapping[GpuUuid, Remembered] | None = None
-        self.accounts: dict[int, AccountRow] = {}
+        self.accounts: dict[int, UsageRow] = {}
         self.attempts: list[AttemptEnd] = []
         self.next_job_id: int = parent.next_job_id if parent else state.next_job_id
 

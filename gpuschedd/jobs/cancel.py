@@ -19,7 +19,7 @@ SIGNALS_MAX = 100  # pending signal orders of one job
 
 
 def cancel(batch: Batch, caller: Principal, request: CancelRequest) -> tuple[Outcome, ...]:
-    """One outcome per id; a job that is not live is not_found here, and may be in the books."""
+    """One outcome per id; a job that is not live is not_found here, and may be in the database."""
 
     def act(job: Job) -> tuple[str, JobState]:
         return _cancel_one(batch, caller, request, job)

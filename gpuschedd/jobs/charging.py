@@ -15,7 +15,7 @@ from gpuschedd.core.fairshare import charge_rate
 from gpuschedd.core.job import Job
 from gpuschedd.jobs.batch import Batch
 from gpuschedd.jobs.state import State
-from gpuschedd.store.records import AccountRow
+from gpuschedd.store.records import UsageRow
 
 
 class Charging:
@@ -23,7 +23,7 @@ class Charging:
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._rows: dict[int, AccountRow] = {}  # as committed
+        self._rows: dict[int, UsageRow] = {}  # as committed
         self._rates: dict[JobId, float] = {}  # billed GPUs of each job that holds some
 
     def users(self) -> dict[int, str]:
@@ -50,7 +50,7 @@ class Charging:
         """The rates that are charged now, by job."""
         return self._rates
 
-    def restore(self, rows: Iterable[AccountRow], now_s: float) -> None:
+    def restore(self, rows: Iterable[UsageRow], now_s: float) -> None:
         """Accounts from rows, with the rates of the jobs that hold GPUs. Scheduler time."""
         self._rows = {row.uid: row for row in rows}
         accounts = fairshare.Accounts.restore(
@@ -73,7 +73,7 @@ class Charging:
         """As of the last commit, after a batch that could not be written."""
         self.restore(self._rows.values(), now_s)
 
-    def follow(self, batch: Batch, job: Job) -> AccountRow | None:
+    def follow(self, batch: Batch, job: Job) -> UsageRow | None:
         """The owner's account, if what the job is charged has changed."""
         rate = self.rate_of(job)
         if rate == self._rates.get(job.job_id, 0.0):
@@ -88,11 +88,11 @@ class Charging:
             for other in self._state.holding
             if other != job.job_id and self._state.jobs[other].uid == job.uid
         )
-        return AccountRow(
+        return UsageRow(
             job.uid, job.user, row.usage_gpu_s, running + rate, row.as_of_s, batch.wall_s
         )
 
-    def committed(self, rows: Mapping[int, AccountRow]) -> None:
+    def committed(self, rows: Mapping[int, UsageRow]) -> None:
         """These rows are durable now."""
         self._rows.update(rows)
 

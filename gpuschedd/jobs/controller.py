@@ -30,10 +30,12 @@ from gpuschedd.jobs import gates, holds, passes
 from gpuschedd.jobs.batch import Batch, apply
 from gpuschedd.jobs.charging import Charging
 from gpuschedd.jobs.gates import is_eligible
+from gpuschedd.jobs.host_gates import StorageGate, follow_closed
 from gpuschedd.jobs.snapshots import Snapshots
 from gpuschedd.jobs.state import State, age_of, policy_of, waiting_for
+from gpuschedd.jobs.waiting import host_blocked_by
 from gpuschedd.store.database import StoreBroken, StoreFull
-from gpuschedd.store.records import AccountRow, Age, Changes, Event, PromiseRow
+from gpuschedd.store.records import Age, Changes, Event, PromiseRow, UsageRow
 from gpuschedd.store.writer import Store
 from gpuschedd.system.clock import SchedulerClock
 
@@ -41,7 +43,6 @@ log = logging.getLogger(__name__)
 
 BATCH_COMMANDS_MAX = 1_000
 QUEUE_COMMANDS_MAX = 20_000
-STORAGE_RETRY_S = 1.0
 
 Evaluate = Callable[[Batch], Any]
 
@@ -92,19 +93,17 @@ class Controller:
         self._store = store
         self.charging = Charging(state)
         self.snapshots = Snapshots(state, clock, groups_of)
-        self._probe = probe
         self._closed_by = closed_by
         self.last_event_id = last_event_id
-        self._probing: asyncio.Future[None] | None = None
         self._commands: list[Command] = []
         self._wake = asyncio.Event()
         self._dirty = True
         self._knows_gpus = True
         self._timer: asyncio.TimerHandle | None = None
-        self._storage_timer: asyncio.TimerHandle | None = None
         self._stopping = False
         self._broken: StoreBroken | None = None
         self._database = ThreadPoolExecutor(1, thread_name_prefix="database")
+        self._storage = StorageGate(state, probe, self._database, self.request_pass)
         self.on_commit: list[Callable[[Committed], None]] = []
         self.counters = {"batches": 0, "commands": 0, "passes": 0, "starts": 0, "storage_full": 0}
         self.pass_s_last = 0.0
@@ -148,7 +147,7 @@ class Controller:
     async def in_database(self, work: Callable[[Store], Any]) -> Any:
         """Run something with the writing connection, between batches.
 
-        Whoever asked: after StoreBroken no later commit can be trusted, so `run` ends with it.
+        After StoreBroken no later commit can be trusted, so `run` ends with it.
         """
         try:
             return await asyncio.get_running_loop().run_in_executor(
@@ -203,9 +202,9 @@ class Controller:
         """Take no more commands; those that wait are refused and can be sent again."""
         self._stopping = True
         self._wake.set()
-        for timer in (self._timer, self._storage_timer):
-            if timer is not None:
-                timer.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._storage.stop()
         for command in self._commands:
             if command.reply is not None and not command.reply.done():
                 command.reply.set_exception(Unavailable("the daemon is stopping; try again"))
@@ -265,29 +264,8 @@ class Controller:
         self.block_storage(str(full))
 
     def block_storage(self, why: str) -> None:
-        """Launch nothing until a probe file can be written; look for room again soon."""
-        if self.state.storage_blocked is None:
-            log.warning("storage_blocked error=%s", why)
-            self.request_pass()
-        self.state.storage_blocked = why
-        if self._storage_timer is None:
-            loop = asyncio.get_running_loop()
-            self._storage_timer = loop.call_later(STORAGE_RETRY_S, self._start_probe)
-
-    def _start_probe(self) -> None:
-        self._probing = asyncio.ensure_future(self._probe_storage())
-
-    async def _probe_storage(self) -> None:
-        """Room again: what waits is tried again. Else look again later."""
-        self._storage_timer = None
-        try:
-            await asyncio.get_running_loop().run_in_executor(self._database, self._probe)
-        except OSError as error:
-            self.block_storage(str(error))
-            return
-        self.state.storage_blocked = None
-        log.info("storage_writable")
-        self.request_pass()
+        """Launch nothing until a probe file can be written."""
+        self._storage.close(why)
 
     # --- commit -------------------------------------------------------------------------------
 
@@ -323,7 +301,7 @@ class Controller:
         self,
         batch: Batch,
         ages: dict[JobId, Waiting | None],
-        rates: dict[int, AccountRow],
+        rates: dict[int, UsageRow],
         events: tuple[tuple[int, Event], ...],
     ) -> None:
         pairs = tuple(
@@ -346,10 +324,10 @@ class Controller:
 
     def _follow(
         self, batch: Batch, settle: Plan | None
-    ) -> tuple[dict[JobId, Waiting | None], dict[int, AccountRow]]:
+    ) -> tuple[dict[JobId, Waiting | None], dict[int, UsageRow]]:
         """Move queues and accounts along with the batch's jobs; the rows that changed."""
         ages: dict[JobId, Waiting | None] = {}
-        rates: dict[int, AccountRow] = {}
+        rates: dict[int, UsageRow] = {}
         for job_id, job in batch.changed_jobs().items():
             for row in _follow_queue(batch, job):
                 ages[row.job_id] = row
@@ -386,8 +364,8 @@ class Controller:
         self.counters["passes"] += 1
         # As of the snapshot: a start decided even a moment later would end past what was planned.
         batch = Batch(self.state, snapshot.now_s, self.clock.to_wall_s(snapshot.now_s))
-        self._see_whether_closed()
-        blocked = gates.host_blocked_by(self.state) is not None
+        follow_closed(self.state, self._closed_by())
+        blocked = host_blocked_by(self.state) is not None
         if blocked:
             # Nothing starts, so no promise is kept or broken by a start either.
             made = replace(made, starts=(), promise=self.state.promise, ended=None)
@@ -405,15 +383,6 @@ class Controller:
         passes.adopt_plan(self.state, made, rows)
         self.counters["starts"] += len(made.starts)
         self._set_timer(made)
-
-    def _see_whether_closed(self) -> None:
-        """As of this pass: jobs that were started now would all fail at their account."""
-        closed = self._closed_by()
-        if closed is not None and self.state.host_closed is None:
-            log.warning("host_closed text=no job starts until this has ended: %s", closed)
-        elif closed is None and self.state.host_closed is not None:
-            log.info("host_open")
-        self.state.host_closed = closed
 
     def _wake_waiting(self) -> None:
         """Jobs whose back-off or begin time has passed become eligible."""
@@ -436,7 +405,7 @@ class Controller:
             delay_s = max(0.01, at_s - self.clock.now_s())
             self._timer = asyncio.get_running_loop().call_later(delay_s, self.request_pass)
 
-    def restore(self, accounts: Iterable[AccountRow]) -> None:
+    def restore(self, accounts: Iterable[UsageRow]) -> None:
         """At start-up: queues and accounts as of the last commit."""
         now_s = self.clock.now_s()
         self.charging.restore(accounts, now_s)
@@ -444,7 +413,7 @@ class Controller:
         self.hold_by_config()
 
     def hold_by_config(self) -> None:
-        """Hold the jobs of users whom the configuration bars, release those it bars no more."""
+        """Hold the jobs of users whom the configuration bars, release those it no longer bars."""
         allowed = self.state.config.jobs.users
 
         def allows(user: str) -> bool:

@@ -1,8 +1,7 @@
 """Gates: what keeps a pending job from waiting for GPUs alone, each with its reason and its time.
 
-A gate of a job says whether it blocks, why in words and numbers, and when it opens by itself. A
-gate of the host keeps everything from starting while queues and ages go on. Whatever is asked about
-eligibility is answered here; nothing else looks at the fields behind it. No I/O.
+A gate says whether it blocks a job, why in words and numbers, and when it opens by itself. Whatever
+is asked about eligibility is answered here; nothing else looks at the fields behind it. No I/O.
 """
 
 from __future__ import annotations
@@ -14,17 +13,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 from gpusched_client.terms import HoldKind, JobState, PendingReason
 from gpuschedd.core.job import Job
 from gpuschedd.core.model import Reason
-from gpuschedd.core.plan import reason_of
 
 if TYPE_CHECKING:
     from gpusched_client.wire.submit_messages import JobRequest
-    from gpuschedd.jobs.state import State
 
 
 class Gate(Protocol):
     """One thing that a pending job may wait for before it is eligible.
 
-    `rests`: the job's age begins anew when the gate opens by itself.
+    `rests`: the job's age begins again when the gate opens by itself.
     """
 
     rests: bool
@@ -42,7 +39,7 @@ class Gate(Protocol):
         """The job without its trace, once its time has passed."""
 
 
-class Hold:
+class HoldGate:
     """Held by its owner, an admin, or the daemon, until somebody releases it."""
 
     rests = True
@@ -76,7 +73,7 @@ class Hold:
         return job
 
 
-class Backoff:
+class BackoffGate:
     """Waits before the next launch, after one that failed or that the host could not make."""
 
     rests = False
@@ -104,7 +101,7 @@ class Backoff:
         return replace(job, not_before_sched_s=None)
 
 
-class BeginTime:
+class BeginGate:
     """Not before a time of its owner's."""
 
     rests = True
@@ -127,7 +124,7 @@ class BeginTime:
 
 
 #: In the order in which their reasons are told.
-GATES: tuple[Gate, ...] = (Hold(), Backoff(), BeginTime())
+GATES: tuple[Gate, ...] = (HoldGate(), BackoffGate(), BeginGate())
 
 
 def asked_of(wanted: JobRequest) -> dict[str, Any]:
@@ -166,35 +163,8 @@ def opening_times_s(job: Job) -> tuple[float, ...]:
 
 
 def opened(job: Job) -> tuple[Job, bool]:
-    """An eligible job without the traces of its gates, and whether its age begins anew."""
+    """An eligible job without the traces of its gates, and whether its age begins again."""
     rests = any(gate.rests and gate.opens_at_s(job) is not None for gate in GATES)
     for gate in GATES:
         job = gate.opened(job)
     return job, rests
-
-
-# --- the host ------------------------------------------------------------------------------------
-
-
-def host_blocked_by(state: State) -> Reason | None:
-    """Why nothing starts on this host for now; None: things do."""
-    if state.storage_blocked is not None:
-        text = f"the state directory cannot be written: {state.storage_blocked}"
-        return Reason(PendingReason.STORAGE, text)
-    if state.host_closed is not None:
-        text = f"the host is closed to users: {state.host_closed}"
-        return Reason(PendingReason.HOST_CLOSED, text)
-    return None
-
-
-def waiting_reason(state: State, job: Job, now_s: float) -> Reason:
-    """Why a pending job waits, with numbers: a gate, the host, or what the last pass says."""
-    gate = blocked_by(job, now_s) or host_blocked_by(state)
-    if gate is not None:
-        return gate
-    if state.plan is None or job.job_id not in state.queues:
-        return Reason(PendingReason.NONE, "not looked at yet")
-    reason = reason_of(state.plan, job.job_id)
-    if reason.code is PendingReason.NO_GPUS and state.gpu_problem is not None:
-        return replace(reason, text=f"{reason.text}: {state.gpu_problem}")
-    return reason

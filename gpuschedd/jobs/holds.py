@@ -19,12 +19,12 @@ def is_allowed(user: str, groups: Iterable[str], allowed: Collection[str]) -> bo
 
 
 def follow_config(batch: Batch, allows: Callable[[str], bool]) -> None:
-    """Hold the waiting jobs of users who are barred now, release those who are barred no more."""
+    """Hold the waiting jobs of users who are barred now, release those who no longer are."""
     for job in tuple(batch.live_jobs()):
         if job.state is not JobState.PENDING:
             continue
         if job.hold is None and not allows(job.user):
-            detail = f"the configuration (jobs.users) names {job.user} no more"
+            detail = f"the configuration (jobs.users) no longer names {job.user}"
             batch.put(replace(job, hold=HoldKind.CONFIG, hold_detail=detail))
             batch.emit(EventKind.JOB_HELD, job, reason=detail)
         elif job.hold == HoldKind.CONFIG and allows(job.user):
@@ -40,7 +40,7 @@ def release_accounts(batch: Batch, job_ids: Iterable[JobId]) -> None:
 
 
 def release(batch: Batch, job: Job) -> None:
-    """The job may run again; its age begins anew."""
+    """The job may run again; its age begins again."""
     batch.rested.add(job.job_id)
     batch.put(replace(job, hold=None, hold_detail=None))
     batch.emit(EventKind.JOB_RELEASED, job)

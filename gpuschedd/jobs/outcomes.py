@@ -38,5 +38,5 @@ def _changeable(batch: Batch, caller: Principal, job_id: JobId, method: str) -> 
 
 
 def not_yours(job: Job) -> Denied:
-    """The refusal of a stranger's order."""
+    """The refusal of somebody else's request."""
     return Denied(f"job {job.job_id} belongs to {job.user}; only its owner or an admin may do this")

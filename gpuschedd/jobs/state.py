@@ -72,7 +72,7 @@ class State:
     jobs: dict[JobId, Job] = field(default_factory=dict)  # those that are not final
     ages: dict[JobId, Waiting] = field(default_factory=dict)  # committed age rows of these
     submissions: OrderedDict[tuple[int, str], Submission] = field(default_factory=OrderedDict)
-    submissions_forgotten: bool = False  # older ones are in the books only
+    submissions_forgotten: bool = False  # older ones are in the database only
     live_of: Counter[int] = field(default_factory=Counter)  # uid -> jobs that are not final
     user_of: dict[int, str] = field(default_factory=dict)  # login names of those with jobs
     holding: set[JobId] = field(default_factory=set)  # jobs that hold GPUs or a CPU slot

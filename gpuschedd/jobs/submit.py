@@ -52,7 +52,7 @@ def digest_of(request: SubmitRequest) -> bytes:
 def submit(
     batch: Batch, caller: Principal, request: SubmitRequest, earlier: Submission | None
 ) -> SubmitResult:
-    """Admit all jobs or none. `earlier` is what the books say of the same submission id."""
+    """Admit all jobs or none. `earlier` is what the database has under the same submission id."""
     digest = digest_of(request) if request.submission_id else b""
     if request.submission_id:
         known = batch.submission(caller.uid, request.submission_id) or earlier

@@ -83,7 +83,7 @@ def _update_one(
     snapshot: Snapshot | None,
 ) -> tuple[str, JobState]:
     if job.is_final:
-        raise Conflict(f"job {job.job_id} is {job.state}; it cannot be changed any more")
+        raise Conflict(f"job {job.job_id} is {job.state}; it can no longer be changed")
     changed: list[str] = []
     before = job
     if request.name is not None:

@@ -41,7 +41,7 @@ def _seconds(_ctx: click.Context, _param: click.Parameter, value: str) -> float:
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds < NEVER_S:
-        raise click.BadParameter(f"{value!r} is no time; write it like 90s, 30m, 24h, 7d or inf")
+        raise click.BadParameter(f"{value!r} is not a time; write it like 90s, 30m, 24h, 7d or inf")
     return seconds
 
 

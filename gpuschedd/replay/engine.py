@@ -204,7 +204,7 @@ class Replay:
             time_limit_s=waiting.request.time_limit_s,
             decided_limit_s=waiting.request.time_limit_s,
         )
-        if self._policy.order is not Order.FCFS:  # which looks at nobody's usage
+        if self._policy.order is not Order.FCFS:  # which does not look at usage
             rate = charge_rate(start.grants, self._by_uuid, whole=start.whole, policy=self._policy)
             state.accounts.set_rate(start.uid, start.job_id, rate, now_s)
         end_s = now_s + job.lasts_s

@@ -153,7 +153,7 @@ def _swf_job(fields: list[str]) -> TraceJob | None:
     if processors < 1 or run_s < 0 or submit_s < 0:
         return None
     if not max(submit_s, run_s, limit_s) < TIME_S_MAX:
-        raise ValueError("a time is no number of seconds")
+        raise ValueError("a time is not a number of seconds")
     return TraceJob(
         name=fields[0],
         user=fields[_SWF_USER],

@@ -17,7 +17,7 @@ from gpuschedd.jobs.controller import Change, Committed, Controller
 from gpuschedd.run.launchers.direct import UNFILTERED, AccountGone, LaunchDeferred, LaunchFailed
 from gpuschedd.run.runner import DISOBEDIENCE_S, LaunchPlan, MakePlan, Runner
 from gpuschedd.run.spec import LaunchContext, SpecMaker
-from gpuschedd.system.accounts import Accounts
+from gpuschedd.system.accounts import NameService
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class Dispatcher:
         context: LaunchContext,
         specs: SpecMaker,
         gpus: LaunchGpus,
-        accounts: Accounts,
+        accounts: NameService,
     ) -> None:
         self._controller = controller
         self._runner = runner

@@ -31,7 +31,7 @@ class HintSocket:
         asyncio.get_running_loop().add_reader(self._socket, self._read)
 
     def close(self) -> None:
-        """Hear no more of them; supervisors do not notice."""
+        """Stop listening; supervisors do not notice."""
         asyncio.get_running_loop().remove_reader(self._socket)
         self._socket.close()
 

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gpuschedd.core.attempt import AttemptReport, Observation, Orders
-from gpuschedd.core.recovery import Recovery, facts_of, recover
+from gpuschedd.core.recovery import Recovery
 from gpuschedd.gpu.attribution import JobKey, Supervisor
+from gpuschedd.run.fencing import NoRoom, fence_once, observe_fenced, remove_unstarted
 from gpuschedd.run.hints import HintSocket
 from gpuschedd.run.job_dir import JobDir, JobDirCorrupt, JobDirError, Spec, abandoned_in
 from gpuschedd.run.launchers.direct import (
@@ -46,11 +47,6 @@ MakePlan = Callable[[], Awaitable[LaunchPlan | None]]
 
 #: Verdicts that are told at once: nothing is left to be done about the attempt here.
 _NEVER_RAN = frozenset({Recovery.REQUEUE, Recovery.CANCELLED})
-_TO_FENCE = frozenset({Recovery.REQUEUE_AFTER_FENCE, Recovery.CANCEL_AFTER_FENCE})
-
-
-class NoRoom(Exception):
-    """The host does not take the claim for now, so nobody can say whether the attempt may run."""
 
 
 class Runner:
@@ -170,7 +166,9 @@ class Runner:
                 if made is None:
                     return
                 loop = asyncio.get_running_loop()
-                await loop.run_in_executor(self._launches, self._create_and_launch, *made)
+                await loop.run_in_executor(
+                    self._launches, _create_and_launch, self.launcher, self._jobs_root, *made
+                )
             except LaunchFailed as failure:
                 error = failure
             except Exception as bug:
@@ -184,24 +182,15 @@ class Runner:
         loop = asyncio.get_running_loop()
         loop.call_later(LAUNCH_TIMEOUT_S, self._check_claimed, tracked)
 
-    def _create_and_launch(self, spec: Spec, bounds: Bounds) -> None:
-        try:
-            job_dir = JobDir.create(self._jobs_root, spec)
-        except (OSError, JobDirError) as error:
-            number = error.errno if isinstance(error, OSError) else None
-            kind = LaunchStorage if number in STORAGE_ERRNOS else LaunchFailed
-            raise kind(f"the job directory cannot be written: {error}") from error
-        self.launcher.launch(job_dir, bounds)
-
     async def _launch_failed(self, tracked: Tracked, error: LaunchFailed) -> None:
         """Nothing of it may start later: fence it, or remove what the full disk took of it."""
         log.warning("launch_failed job=%d attempt=%d error=%s", *tracked.key, error)
         if isinstance(error, LaunchStorage):
-            await self._in_thread(lambda: self._remove_unstarted(tracked.key))
+            await self._in_thread(lambda: remove_unstarted(self._jobs_root, tracked.key))
             self.report(AttemptReport(*tracked.key, seen=None, storage_error=str(error)))
             return
         seen = await self._fenced(tracked)
-        if seen is not None and self._verdict(tracked, seen) not in _NEVER_RAN:
+        if seen is not None and tracked.verdict(seen) not in _NEVER_RAN:
             self.look(tracked.key)  # a supervisor came through all the same
             return
         self.report(
@@ -214,16 +203,9 @@ class Runner:
             )
         )
 
-    def _remove_unstarted(self, key: JobKey) -> None:
-        """The launching process ended without a claim: nobody will look for the directory."""
-        try:
-            JobDir.open(self._jobs_root, *key).remove()
-        except (OSError, JobDirError) as error:
-            log.warning("job_dir_left job=%d attempt=%d error=%s", *key, error)
-
     def _check_claimed(self, tracked: Tracked) -> None:
         """The launch time-out: an attempt that nobody claimed is fenced."""
-        if self._is_tracked(tracked) and tracked.pidfd is None:
+        if not tracked.over and tracked.pidfd is None:
             self._go(self._time_out(tracked))
 
     async def _time_out(self, tracked: Tracked) -> None:
@@ -246,28 +228,16 @@ class Runner:
         A full disk, or no descriptor left, only delays it: giving up here would leave open whether
         anything starts later.
         """
-        while self._is_tracked(tracked):
+        while not tracked.over:
             with suppress(NoRoom):
-                return await self._in_thread(lambda: self._fence_once(tracked.key))
+                return await self._in_thread(lambda: fence_once(self._jobs_root, tracked.key))
             await asyncio.sleep(ROOM_PAUSE_S)
         return None
-
-    def _fence_once(self, key: JobKey) -> Observation | None:
-        """The same. Raises NoRoom."""
-        job_dir = JobDir.open(self._jobs_root, *key)
-        try:
-            job_dir.fence()
-            return job_dir.observe()
-        except (OSError, JobDirError) as error:
-            log.warning("fence_failed job=%d attempt=%d error=%s", *key, error)
-            if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
-                raise NoRoom(str(error)) from error
-            return None
 
     async def _fence(self, tracked: Tracked, orders: Orders) -> None:
         async with tracked.lock:
             seen = await self._fenced(tracked)
-            is_ours = seen is not None and self._verdict(tracked, seen) in _NEVER_RAN
+            is_ours = seen is not None and tracked.verdict(seen) in _NEVER_RAN
             if not is_ours:
                 await self._publish(tracked, orders)
         if is_ours:
@@ -283,9 +253,9 @@ class Runner:
         self.look(tracked.key)
 
     async def _publish(self, tracked: Tracked, orders: Orders) -> None:
-        """Write and wake. A full disk is no reason to forget: done again until it works."""
+        """Write and wake. Repeated until it works: a full disk must not lose an order."""
         job_dir = JobDir.open(self._jobs_root, *tracked.key)
-        while self._is_tracked(tracked):
+        while not tracked.over:
             try:
                 await self._in_thread(lambda: job_dir.write_orders(orders))
                 pidfd = await self._attach(tracked)
@@ -307,8 +277,8 @@ class Runner:
         Raises NoRoom.
         """
         async with tracked.lock:
-            seen = await self._in_thread(lambda: self._observe_fenced(tracked))
-            verdict = None if seen is None else self._verdict(tracked, seen)
+            seen = await self._in_thread(lambda: observe_fenced(self._jobs_root, tracked))
+            verdict = None if seen is None else tracked.verdict(seen)
             try:
                 is_adopted = verdict is Recovery.ADOPT and await self._attach(tracked) is not None
             except OSError as error:  # no descriptor was left
@@ -321,22 +291,9 @@ class Runner:
         else:
             self.look(tracked.key)
 
-    def _observe_fenced(self, tracked: Tracked) -> Observation | None:
-        """A look, and another after the claim was taken where the first one asks for that."""
-        job_dir = JobDir.open(self._jobs_root, *tracked.key)
-        try:
-            seen = job_dir.observe()
-        except JobDirCorrupt:
-            return None
-        except OSError as error:
-            raise NoRoom(str(error)) from error
-        if self._verdict(tracked, seen) in _TO_FENCE:
-            return self._fence_once(tracked.key)
-        return seen
-
     async def _recover_with_room(self, tracked: Tracked, orders: Orders) -> None:
         """Again until the disk takes the claim: before that nobody knows whether it may run."""
-        while self._is_tracked(tracked):
+        while not tracked.over:
             await asyncio.sleep(ROOM_PAUSE_S)
             with suppress(NoRoom):
                 await self._recover(tracked, orders)
@@ -355,11 +312,11 @@ class Runner:
             tracked.looking = False
 
     async def _look_once(self, tracked: Tracked) -> None:
-        """Look until there is no more to be found out for now.
+        """Look until nothing more can be found out for now.
 
         Nobody else would look: what the host has no room for is tried again.
         """
-        while self._is_tracked(tracked):
+        while not tracked.over:
             try:
                 if not await self._take_look(tracked):
                     return
@@ -381,7 +338,7 @@ class Runner:
             seen, problem = None, "its job directory is gone"
         if problem is not None:
             log.error("job_dir_unreadable job=%d attempt=%d error=%s", *tracked.key, problem)
-        verdict = self._verdict(tracked, seen)
+        verdict = tracked.verdict(seen)
         if verdict is Recovery.ADOPT and await self._attach(tracked) is None:
             return True  # it died between the two looks
         left = False
@@ -395,19 +352,9 @@ class Runner:
             await asyncio.sleep(LEFTOVER_PAUSE_S)
         return left
 
-    def _verdict(self, tracked: Tracked, seen: Observation | None) -> Recovery:
-        """By the table; processes count as left until somebody has looked for them."""
-        facts = facts_of(
-            seen,
-            ran=tracked.ran,
-            cancel_requested=tracked.cancel_requested,
-            processes_left=True,
-        )
-        return recover(facts)
-
     async def _end_leftovers(self, tracked: Tracked, seen: Observation | None) -> bool:
         """End the processes of an attempt without supervisor; True while some are left."""
-        if not self._is_tracked(tracked):
+        if tracked.over:
             return False  # forgotten meanwhile: its end is on record
         started = None if seen is None else seen.started
         left = await self._in_thread(
@@ -433,7 +380,7 @@ class Runner:
         pidfd = await self._in_thread(lambda: self.launcher.attach(claim))
         if pidfd is None:
             return None
-        if tracked.pidfd is not None or not self._is_tracked(tracked):
+        if tracked.pidfd is not None or tracked.over:
             os.close(pidfd)
             return tracked.pidfd
         tracked.watch(pidfd, claim, lambda: self._supervisor_ended(tracked))
@@ -445,7 +392,7 @@ class Runner:
 
     async def _stop(self, tracked: Tracked) -> None:
         claim = await self._in_thread(JobDir.open(self._jobs_root, *tracked.key).claim)
-        if claim is not None and self._is_tracked(tracked):
+        if claim is not None and not tracked.over:
             log.warning("supervisor_stopped job=%d attempt=%d", *tracked.key)
             await self._in_thread(lambda: self.launcher.stop(claim))
 
@@ -471,9 +418,6 @@ class Runner:
         tracked = self._attempts[key] = Tracked(key, uid, lock)
         return tracked
 
-    def _is_tracked(self, tracked: Tracked) -> bool:
-        return not tracked.over
-
     def _go(self, work: Coroutine[Any, Any, None]) -> None:
         if self._is_closed:
             work.close()
@@ -489,3 +433,14 @@ class Runner:
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+def _create_and_launch(launcher: Launcher, jobs_root: Path, spec: Spec, bounds: Bounds) -> None:
+    """Write the directory, then start the supervisor. Blocks. Raises LaunchFailed."""
+    try:
+        job_dir = JobDir.create(jobs_root, spec)
+    except (OSError, JobDirError) as error:
+        number = error.errno if isinstance(error, OSError) else None
+        kind = LaunchStorage if number in STORAGE_ERRNOS else LaunchFailed
+        raise kind(f"the job directory cannot be written: {error}") from error
+    launcher.launch(job_dir, bounds)

@@ -1,6 +1,6 @@
 """What an attempt is given: the spec for its supervisor, and the bounds of its unit.
 
-Made anew for each attempt, out of the job, its request, the GPUs it was granted, and the host.
+Made for each attempt, out of the job, its request, the GPUs it was granted, and the host.
 """
 
 from __future__ import annotations

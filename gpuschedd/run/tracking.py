@@ -7,7 +7,8 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gpuschedd.core.attempt import Claim
+from gpuschedd.core.attempt import Claim, Observation
+from gpuschedd.core.recovery import Recovery, facts_of, recover
 from gpuschedd.gpu.attribution import JobKey, Supervisor
 
 
@@ -26,6 +27,16 @@ class Tracked:
     look_again: bool = False  # asked for while a look was taken
     pidfd: int | None = None  # of the live supervisor
     supervisor: tuple[int, Supervisor] | None = None  # its pid, and who it is
+
+    def verdict(self, seen: Observation | None) -> Recovery:
+        """By the table; processes count as left until somebody has looked for them."""
+        facts = facts_of(
+            seen,
+            ran=self.ran,
+            cancel_requested=self.cancel_requested,
+            processes_left=True,
+        )
+        return recover(facts)
 
     def watch(self, pidfd: int, claim: Claim, ended: Callable[[], None]) -> None:
         """The live supervisor that took the claim; `ended` is called once it is dead."""

@@ -95,7 +95,7 @@ def _passing(error: sqlite3.Error) -> StoreFull | None:
 
 
 def empty_wal(db: sqlite3.Connection) -> bool:
-    """Copy all of the WAL to the database, so that the next writer begins it anew. False: not yet.
+    """Copy all of the WAL to the database, so that the next writer starts it over. False: not yet.
 
     It waits for nobody: neither for readers of the WAL nor for room where the database must grow.
     """
@@ -135,7 +135,7 @@ def transaction(db: sqlite3.Connection) -> Iterator[None]:
 def unusable_text(path: Path, error: Exception) -> str:
     return (
         f"{path} cannot be used: {error}. Restore a backup (the file with .backup- beside it, or "
-        f"`gctl backup`'s), or move it away together with its marker {MARKER_NAME} to begin anew."
+        f"`gctl backup`'s), or move it away together with its marker {MARKER_NAME} to begin afresh."
     )
 
 
@@ -159,7 +159,7 @@ def _prepare(db: sqlite3.Connection, path: Path, *, check: bool, has_content: bo
     if check:
         size = path.stat().st_size
         if 0 < size < _HEADER_BYTES:
-            raise sqlite3.DatabaseError(f"{size} bytes are no database")
+            raise sqlite3.DatabaseError(f"{size} bytes are not a database")
         version = db.execute("PRAGMA user_version").fetchone()[0]
         if version > NEWEST:
             raise StoreUnusable(

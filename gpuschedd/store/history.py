@@ -128,7 +128,7 @@ class History:
 
 
 def read(history: History, question: Callable[[History], T]) -> T:
-    """The answer. Raises StorageError where the books cannot be read."""
+    """The answer. Raises StorageError where the database cannot be read."""
     try:
         return question(history)
     except (sqlite3.Error, OSError) as error:

@@ -1,4 +1,4 @@
-"""What is written into the books and read from them: rows, and the changes of one batch.
+"""What the accounting database takes and gives: rows, and the changes of one batch.
 
 Owns shapes alone: no SQL, no file, no decision. Times ending in `_sched_s` are scheduler time,
 those ending in `_at_s` Unix time.
@@ -77,7 +77,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class AccountRow:
+class UsageRow:
     """One user's usage at an instant (scheduler time; `at_s` is Unix time); it grows by `rate`."""
 
     uid: int
@@ -166,7 +166,7 @@ class Changes:
     ages: dict[JobId, Age | None] = field(default_factory=dict)
     gpu_index_of: dict[GpuUuid, int] = field(default_factory=dict)
     submissions: list[Submission] = field(default_factory=list)
-    accounts: dict[int, AccountRow] = field(default_factory=dict)
+    accounts: dict[int, UsageRow] = field(default_factory=dict)
     promises: dict[tuple[JobId, float], PromiseRow] = field(default_factory=dict)
     gpus: dict[GpuUuid, GpuRow] = field(default_factory=dict)
     gpu_uses: list[GpuUse] = field(default_factory=list)
@@ -202,7 +202,7 @@ class Loaded:
     next_job_id: int
     jobs: tuple[Job, ...]  # those that are not final
     ages: Mapping[JobId, Age]
-    accounts: tuple[AccountRow, ...]
+    accounts: tuple[UsageRow, ...]
     promises: tuple[PromiseRow, ...]  # without outcome
     gpus: tuple[GpuRow, ...]
     gpu_uses: tuple[GpuUse, ...]  # of jobs that are not final

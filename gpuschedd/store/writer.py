@@ -35,7 +35,6 @@ from gpuschedd.store.database import (
 from gpuschedd.store.queries import gpu_uses, grants_of, read_payload
 from gpuschedd.store.records import (
     RECENT_SUBMISSIONS_MAX,
-    AccountRow,
     Age,
     AttemptEnd,
     Brief,
@@ -44,6 +43,7 @@ from gpuschedd.store.records import (
     Payload,
     PromiseRow,
     Remembered,
+    UsageRow,
     brief_of,
 )
 from gpuschedd.system.clock import ClockMark
@@ -166,7 +166,7 @@ class Store:
                 if row["eligible_since_s"] is not None
             },
             accounts=tuple(
-                AccountRow(**rows.checked(row, "account"))
+                UsageRow(**rows.checked(row, "account"))
                 for row in db.execute("SELECT * FROM account")
             ),
             promises=tuple(

@@ -31,7 +31,7 @@ def uid_min(path: str = "/etc/login.defs") -> int:
 def check_uid(uid: int, allow_system_uid: bool) -> None:
     """SetupFailed unless this uid may run jobs at all."""
     if uid in (UID_NOBODY, UID_INVALID) or not 0 <= uid < UID_INVALID:
-        raise SetupFailed(f"uid {uid} is nobody's and runs no jobs")
+        raise SetupFailed(f"uid {uid} is not a user's and runs no jobs")
     if uid < uid_min() and not allow_system_uid:
         raise SetupFailed(f"uid {uid} is a system account (below UID_MIN {uid_min()})")
 
@@ -42,7 +42,7 @@ def account_of(user: str, uid: int) -> pwd.struct_passwd:
         by_name = pwd.getpwnam(user)
         by_uid = pwd.getpwuid(uid)
     except KeyError:
-        raise SetupFailed(f"there is no account {user} with uid {uid} any more") from None
+        raise SetupFailed(f"account {user} with uid {uid} no longer exists") from None
     if by_name.pw_uid != uid or by_uid.pw_name != user:
         reason = f"account {user} had uid {uid} at submit; now {user} is uid {by_name.pw_uid}"
         raise SetupFailed(f"{reason} and uid {uid} is {by_uid.pw_name}")

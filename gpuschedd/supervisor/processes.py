@@ -1,4 +1,4 @@
-"""The processes below the supervisor: signalled, ended, reaped. No stranger is ever signalled."""
+"""The processes below the supervisor: signalled, ended, reaped, and never any other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Accounts of this host: groups, and whether a name and a uid still belong together.
+"""NameService of this host: groups, and whether a name and a uid still belong together.
 
 The only module beside peer and the supervisor that asks the name service. A question may hang for
 as long as a directory server does, so answers are fetched in threads and kept; the loop reads what
@@ -26,7 +26,7 @@ FRESH_S = 300.0  # a group change shows after this
 THREADS = 4
 
 
-class Accounts:
+class NameService:
     """What is known of users' groups. `on_news` is called where an answer changed."""
 
     def __init__(self, on_news: Callable[[], None] = lambda: None) -> None:
@@ -67,7 +67,7 @@ class Accounts:
             return await loop.run_in_executor(self._threads, question)
 
     async def problem_of(self, user: str, uid: int) -> str | None:
-        """Why a job of this name and uid is nobody's; None: it is not. Raises TimeoutError."""
+        """Why this name and uid no longer belong together; None: they do. Raises TimeoutError."""
         return await self.ask(lambda: problem_of(user, uid))
 
     def close(self) -> None:
@@ -102,7 +102,7 @@ def unknown_names(names: Iterable[str], admin_group: str) -> list[str]:
 def _exists(look: Callable[[], object]) -> bool:
     try:
         look()
-    except (KeyError, ValueError):  # a name with a NUL is nobody's either
+    except (KeyError, ValueError):  # a name with a NUL names nobody either
         return False
     return True
 
@@ -116,14 +116,14 @@ def _group_names(numbers: Iterable[int]) -> Iterator[str]:
 
 
 def problem_of(user: str, uid: int) -> str | None:
-    """Why a job of this name and uid can be nobody's; None where both still belong together.
+    """Why this name and uid no longer belong together; None where they do.
 
     Blocks. The supervisor looks again by itself.
     """
     try:
         by_uid = pwd.getpwuid(uid).pw_name
     except KeyError:
-        return f"there is no account with uid {uid} any more; it was {user}'s"
+        return f"the account with uid {uid} no longer exists; it was {user}'s"
     if by_uid != user:
         return f"uid {uid} belongs to {by_uid} now; the job is {user}'s"
     return None

@@ -132,7 +132,7 @@ def uninstall_steps(root: Path, share: Path) -> Iterator[Step]:
         link = _below(root, BIN_DIR / command)
         if link.is_symlink() and Path(os.readlink(link)).parent == _scripts():
             yield _remove(root, BIN_DIR / command)
-    yield Step(f"keep {paths.SYSTEM_STATE_DIR}: queue, books and running jobs", None)
+    yield Step(f"keep {paths.SYSTEM_STATE_DIR}: queue, accounting database and running jobs", None)
 
 
 def _scripts() -> Path:

@@ -114,7 +114,7 @@ def _remove_stale(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(found.st_mode):
-        raise Unusable(f"{path} exists and is no socket; remove it or choose another --socket")
+        raise Unusable(f"{path} exists and is not a socket; remove it or choose another --socket")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as trial:
         try:
             trial.connect(os.fspath(path))

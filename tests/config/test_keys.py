@@ -136,7 +136,7 @@ def test_a_directory_that_others_may_write_is_pointed_out(tmp_path: Path) -> Non
 
 def test_a_fifo_in_place_of_the_file_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "config.toml")
-    with pytest.raises(ConfigError, match="is no file"):
+    with pytest.raises(ConfigError, match="is not a file"):
         config_file.load(tmp_path / "config.toml")
 
 

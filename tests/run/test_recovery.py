@@ -19,6 +19,7 @@ from gpuschedd.core.attempt import AttemptReport, Cancel, Claim, EndedRecord, Or
 from gpuschedd.core.recovery import Facts, Recovery, facts_reported, recover
 from gpuschedd.gpu.attribution import JobKey
 from gpuschedd.run import runner as runner_module
+from gpuschedd.run import tracking
 from gpuschedd.run.job_dir import JobDir
 from gpuschedd.run.launchers.direct import DirectLauncher
 from gpuschedd.run.runner import Runner
@@ -167,7 +168,7 @@ def test_a_free_attempt_is_fenced_before_it_is_reported(
         verdicts.append(recover(facts))
         return verdicts[-1]
 
-    monkeypatch.setattr(runner_module, "recover", recorded)
+    monkeypatch.setattr(tracking, "recover", recorded)
     (report,) = reports(tmp_path, orders, ran=False)
     claim = JobDir.open(tmp_path, *KEY).claim()
     assert claim is not None

@@ -23,8 +23,8 @@ from gpuschedd.jobs import batch as batch_module
 from gpuschedd.jobs import cancel as jobs_cancel
 from gpuschedd.jobs import submit as jobs_submit
 from gpuschedd.jobs import update as jobs_update
-from gpuschedd.jobs.gates import waiting_reason
 from gpuschedd.jobs.principal import Principal
+from gpuschedd.jobs.waiting import waiting_reason
 from gpuschedd.store.history import History
 from tests.sim.harness import CARD, GIB, Host, call_of, services_of
 

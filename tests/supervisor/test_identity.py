@@ -129,7 +129,7 @@ def test_a_script_is_readable_by_its_user_alone(host: SystemHost) -> None:
         ({"user": "alice", "uid": 30000}, "no account alice with uid 30000"),
         ({"user": "root", "uid": 0}, "uid 0 is a system account"),
         ({"user": "daemon", "uid": DAEMON_USER}, "is a system account (below UID_MIN"),
-        ({"user": "nobody", "uid": 65534}, "uid 65534 is nobody's"),
+        ({"user": "nobody", "uid": 65534}, "uid 65534 is not a user's"),
         ({"user": "", "uid": ALICE}, "no account"),
     ],
 )

@@ -11,10 +11,11 @@ from typing import Any
 from gpusched_client.terms import GpuUuid, JobId
 from gpuschedd.config.keys import Nvml, Sharing
 from gpuschedd.core.model import Gpu
-from gpuschedd.gpu.attribution import JobKey, Stranger
-from gpuschedd.gpu.free_memory import Facts, FreeMemory, Holding, Standing
+from gpuschedd.gpu.attribution import ForeignProcess, JobKey
+from gpuschedd.gpu.free_memory import FreeMemory, GpuFacts, Holding
 from gpuschedd.gpu.health import HealthBook
 from gpuschedd.gpu.nvidia.health_rules import XidRules
+from gpuschedd.gpu.service_state import GpuConditions
 from gpuschedd.gpu.source import (
     DriverAccounts,
     GpuInfo,
@@ -74,7 +75,7 @@ class Judge:
 
     def __init__(self, sharing: Sharing | None = None, **names: Callable[..., Any]) -> None:
         self.owners: dict[int, JobKey] = {}
-        self.strangers: dict[int, Stranger] = {}
+        self.strangers: dict[int, ForeignProcess] = {}
         self.health = HealthBook(XidRules(Nvml().quarantine_xids, Nvml().reboot_xids))
         self.ledger = FreeMemory(
             sharing or Sharing(),
@@ -83,8 +84,8 @@ class Judge:
         )
         del names
 
-    def _stranger(self, process: GpuProcess) -> Stranger:
-        default = Stranger(process.pid, 1001, "bob", "python")
+    def _stranger(self, process: GpuProcess) -> ForeignProcess:
+        default = ForeignProcess(process.pid, 1001, "bob", "python")
         return self.strangers.get(process.pid, default)
 
     def facts(
@@ -92,7 +93,7 @@ class Judge:
         sample: Sample,
         holdings: Mapping[GpuUuid, Sequence[Holding]] | None = None,
         **standing: Any,
-    ) -> Facts:
+    ) -> GpuFacts:
         """The facts of one sample, health included."""
         self.health.take(sample)
         sick = {}
@@ -100,7 +101,9 @@ class Judge:
             illness = self.health.illness(info.uuid)
             if illness is not None:
                 sick[info.uuid] = illness.reason
-        return self.ledger.take(sample, holdings or {}, Standing(sick=sick, **standing), 1000.0)
+        return self.ledger.take(
+            sample, holdings or {}, GpuConditions(sick=sick, **standing), 1000.0
+        )
 
     def gpu(self, sample: Sample, index: int = 0, **others: Any) -> Gpu:
         """One GPU's facts."""

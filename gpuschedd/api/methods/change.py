@@ -29,7 +29,7 @@ async def cancel_jobs(call: Call, request: CancelRequest) -> Response:
 
 
 def _cancel_of_final(job: Job) -> Outcome:
-    """Idempotent: a job that is over already is no error."""
+    """Idempotent: a job that is over already is not an error."""
     return Outcome(job_id=job.job_id, text=f"was {job.state} already", state=job.state)
 
 

@@ -72,7 +72,7 @@ def serve(requests: BinaryIO, replies: BinaryIO, handle: Callable[[Any], Any]) -
             replies.write(frame(handle(request)))
             replies.flush()
         except BrokenPipeError:
-            return  # nobody waits for this answer any more
+            return  # nobody waits for this answer
 
 
 def main() -> None:
@@ -82,7 +82,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the parent's to act on
     page = mmap.mmap(page_fd, PAGE_BYTES)
     replies = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a library prints is no reply
+    os.dup2(2, 1)  # what a library prints is not a reply
     driver = Driver(Library(page))
     serve(os.fdopen(0, "rb"), replies, driver.handle)
     driver.shut_down()

@@ -15,7 +15,7 @@ from typing import Any
 PAGE_BYTES = 4096
 PAGE = struct.Struct("<Qi64s")  # calls begun, GPU index or -1, function
 
-# Codes of nvml.h, and one of ours for what is no NVML error at all.
+# Codes of nvml.h, and one of ours for what is not an NVML error at all.
 SUCCESS, UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION = 0, 1, 2, 3, 4
 NOT_FOUND, INSUFFICIENT_SIZE, DRIVER_NOT_LOADED, TIMEOUT = 6, 7, 9, 10
 LIBRARY_NOT_FOUND, FUNCTION_NOT_FOUND, GPU_IS_LOST, RESET_REQUIRED = 12, 13, 15, 16

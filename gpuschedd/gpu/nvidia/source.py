@@ -9,37 +9,28 @@ that did it twice is left out for a while, so that the others go on.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import mmap
-import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from gpusched_client.terms import GpuUuid
 from gpuschedd.config.keys import Nvml
-from gpuschedd.gpu.nvidia.child import FRAME_BYTES_MAX, LENGTH, PROCESS_NAME, frame
-from gpuschedd.gpu.nvidia.library import PAGE, PAGE_BYTES
+from gpuschedd.gpu.nvidia.child_process import Child, ChildDown, Pace, Stuck, hanging_orphan
+from gpuschedd.gpu.nvidia.circuit_breaker import CircuitBreakers
+from gpuschedd.gpu.nvidia.replies import Readings, info_of, silent_reading
 from gpuschedd.gpu.source import (
     DriverAccounts,
     GpuEvent,
     GpuInfo,
-    GpuProcess,
     GpuReading,
     GpuSourceDown,
-    HealthChecks,
     ProcessPeak,
     Sample,
     SampleRequest,
     display_order,
 )
-from gpuschedd.supervisor.procfs import process_stat
 from gpuschedd.system.clock import boottime_s, wall_s, wall_text
 
 log = logging.getLogger(__name__)
@@ -48,203 +39,11 @@ BACKOFF_MIN_S, BACKOFF_MAX_S = 1.0, 60.0
 ABSENT_RETRY_S = 30.0  # no driver: it may be installed or loaded later
 INIT_EVERY_S = 5.0  # at most one start of the driver in this time
 DEATH_S = 1.0  # a killed child that lives longer hangs in the kernel
-LAST_BREATH_S = 0.1  # for another look at such a one
-STRIKES_MAX = 2  # then the GPU is left out
-PAROLE_MIN_S, PAROLE_MAX_S = 60.0, 3600.0  # until it is asked again
+REAP_AGAIN_S = 0.1  # for another look at such a one
 ACCOUNTS_DEADLINE_S = 2.0
 RELEASE_S = 2.0  # an admin who takes the driver away waits no longer for an answer of it
-LIST_FAILURES_MAX = 3  # in a row: so long the last list of a GPU's processes stands
-LOOKS = 8  # at what the driver does, in the time that a GPU may take
 SLOW_SWEEP = 4.0  # times the deadline of one GPU: a sweep may take so long where all are slow
 RECOUNT_EVERY_S = 10.0  # GPUs, by /proc and by the driver: another number needs a new child
-
-
-@dataclass(slots=True)
-class _Strikes:
-    """How often one GPU hung a sweep, and since when it is left out."""
-
-    count: int = 0
-    parole_s: float = PAROLE_MIN_S
-    out_until_s: float | None = None
-    function: str = ""
-
-    def put_on_trial(self) -> None:
-        """It is asked again, and has one try."""
-        if self.out_until_s is not None:
-            self.out_until_s = None
-            self.count = STRIKES_MAX - 1
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """How long a request may be about one GPU, however many there are.
-
-    `counts_rest`: the same for what is about none of them.
-    """
-
-    gpu_s: float
-    counts_rest: bool
-
-
-class Stuck(TimeoutError):
-    """It is one GPU that keeps the driver; else all are slow."""
-
-
-class ChildDown(Exception):
-    """The child ended, or was ended because it did not answer."""
-
-
-class Child:
-    """One child process and its two pipes. One request is under way at a time."""
-
-    def __init__(self) -> None:
-        self._page_fd = os.memfd_create("gpuschedd-nvml", os.MFD_CLOEXEC)
-        os.ftruncate(self._page_fd, PAGE_BYTES)
-        self._page = mmap.mmap(self._page_fd, PAGE_BYTES)
-        PAGE.pack_into(self._page, 0, 0, -1, b"")  # no call about any GPU yet
-        # Not from a thread: PDEATHSIG follows the thread that forks.
-        self.process = subprocess.Popen(
-            [
-                *(sys.executable, "-P", "-m", "gpuschedd.gpu.nvidia.child"),
-                *(str(os.getpid()), str(self._page_fd)),
-            ],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            pass_fds=(self._page_fd,),
-            start_new_session=True,
-        )
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self._to, self._from = self.process.stdin.fileno(), self.process.stdout.fileno()
-        os.set_blocking(self._to, False)
-        os.set_blocking(self._from, False)
-        self._pending = bytearray()
-
-    def doing(self) -> tuple[int, str]:
-        """The GPU's index (-1: none) and the driver function of the call under way."""
-        _, gpu, name = PAGE.unpack_from(self._page, 0)
-        return gpu, name.rstrip(b"\0").decode("ascii", "replace")
-
-    async def ask(
-        self, request: dict[str, Any], deadline_s: float, pace: Pace | None = None
-    ) -> dict[str, Any]:
-        """The reply. Raises TimeoutError, Stuck by the pace, or ChildDown where the child ended."""
-        asking = asyncio.ensure_future(self._converse(request))
-        try:
-            async with asyncio.timeout(deadline_s):
-                if pace is not None:
-                    await self._keep_pace(asking, pace)
-                return await asking
-        finally:
-            if not asking.done():
-                asking.cancel()
-                await asyncio.wait({asking})
-            if not asking.cancelled():
-                asking.exception()  # also where nobody waits for it any more
-
-    async def _keep_pace(self, asking: asyncio.Future[dict[str, Any]], pace: Pace) -> None:
-        """Return when it is done; raise Stuck where it stays with one GPU for too long."""
-        gpu, since_s = self.doing()[0], time.monotonic()
-        while not asking.done():
-            await asyncio.wait({asking}, timeout=pace.gpu_s / LOOKS)
-            now_s, before = time.monotonic(), gpu
-            gpu = self.doing()[0]
-            if gpu != before or (gpu < 0 and not pace.counts_rest):
-                since_s = now_s
-            elif now_s - since_s >= pace.gpu_s and not asking.done():
-                raise Stuck
-
-    async def _converse(self, request: dict[str, Any]) -> dict[str, Any]:
-        await self._write(frame(request))
-        (length,) = LENGTH.unpack(await self._read(LENGTH.size))
-        if length > FRAME_BYTES_MAX:
-            raise ChildDown(f"it sent a frame of {length} bytes")
-        reply: dict[str, Any] = json.loads(await self._read(length))
-        return reply
-
-    async def _write(self, data: bytes) -> None:
-        view = memoryview(data)
-        while view:
-            try:
-                view = view[os.write(self._to, view) :]
-            except BlockingIOError:
-                await _ready(self._to, write=True)
-            except BrokenPipeError as error:
-                raise ChildDown(self._how_it_ended()) from error
-
-    async def _read(self, length: int) -> bytes:
-        while len(self._pending) < length:
-            try:
-                part = os.read(self._from, 2**16)
-            except BlockingIOError:
-                await _ready(self._from)
-                continue
-            if not part:
-                raise ChildDown(self._how_it_ended())
-            self._pending += part
-        data = bytes(self._pending[:length])
-        del self._pending[:length]
-        return data
-
-    def _how_it_ended(self) -> str:
-        gpu, name = self.doing()
-        where = f" in {name}" if name else ""
-        where += f" on GPU {gpu}" if gpu >= 0 else ""
-        try:
-            status = self.process.wait(0.1)
-        except subprocess.TimeoutExpired:
-            return f"the driver's process closed its pipe{where}"
-        if status < 0:
-            return f"the driver's process was ended by {signal.Signals(-status).name}{where}"
-        return f"the driver's process ended with status {status}{where}"
-
-    def kill(self) -> None:
-        """KILL; a process in the kernel may not die of it."""
-        if self.process.poll() is None:
-            self.process.kill()
-
-    async def gone(self, within_s: float) -> bool:
-        """Whether the process is dead, waiting at most so long."""
-        if self.process.poll() is not None:
-            return True
-        pidfd = os.pidfd_open(self.process.pid)
-        try:
-            async with asyncio.timeout(within_s):
-                await _ready(pidfd)
-        except TimeoutError:
-            pass
-        finally:
-            os.close(pidfd)
-        return self.process.poll() is not None
-
-    def close(self) -> None:
-        """Close our ends: a child that serves shuts the driver down and ends. May be repeated."""
-        if self._page.closed:
-            return
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None:
-                pipe.close()
-        self._page.close()
-        os.close(self._page_fd)
-
-
-async def _ready(fd: int, *, write: bool = False) -> None:
-    """Wait until the descriptor can be read (or written)."""
-    loop = asyncio.get_running_loop()
-    ready: asyncio.Future[None] = loop.create_future()
-
-    def set_ready() -> None:
-        if not ready.done():
-            ready.set_result(None)
-
-    add, remove = (
-        (loop.add_writer, loop.remove_writer) if write else (loop.add_reader, loop.remove_reader)
-    )
-    add(fd, set_ready)
-    try:
-        await ready
-    finally:
-        remove(fd)
 
 
 class NvmlGpus:
@@ -266,14 +65,13 @@ class NvmlGpus:
         self._proc = proc
         self._spawn = spawn
         self._child: Child | None = None
-        self._undead: Child | None = None  # killed and not dead
+        self._unkillable: Child | None = None  # killed and not dead
         self._dies_until_s = 0.0  # before that it may still be about to
         self._lock = asyncio.Lock()
         self._inventory: tuple[GpuInfo, ...] = ()
         self._warnings: tuple[str, ...] = ()
-        self._lists: dict[GpuUuid, tuple[tuple[GpuProcess, ...] | None, int | None]] = {}
-        self._list_failures: dict[GpuUuid, int] = {}  # in a row
-        self._strikes: dict[int, _Strikes] = {}
+        self._readings = Readings()
+        self._breakers = CircuitBreakers()
         self._known: dict[int, frozenset[GpuUuid]] = {}  # GPU or slices, by the driver's index
         self._skipped: frozenset[int] = frozenset()  # indices that the child did not open
         self._left_out: frozenset[GpuUuid] = frozenset()
@@ -290,7 +88,7 @@ class NvmlGpus:
     async def sample(self, want: SampleRequest) -> Sample:
         """One sweep by the child, started where there is none. Raises GpuSourceDown."""
         async with self._lock:
-            await self._let_parolees_in()
+            await self._retry_cooled_down()
             taken_s = boottime_s()
             child = await self._ready_child()
             deadline_s = self._settings().sweep_deadline_s
@@ -339,25 +137,25 @@ class NvmlGpus:
         try:
             await self._end_child()
             self._not_before_s, self._opened_s = 0.0, -INIT_EVERY_S
-            self._strikes.clear()  # people look after what hangs: it is asked again after that
-            self._let_out()
+            self._breakers.clear()
+            self._leave_out()
         finally:
             self._lock.release()
 
     async def close(self) -> None:
         """End the child; nothing waits for one that hangs."""
         await self._end_child()
-        if self._undead is not None:
-            self._undead.close()
-            self._undead = None
+        if self._unkillable is not None:
+            self._unkillable.close()
+            self._unkillable = None
 
     # --- the child ----------------------------------------------------------------------------
 
-    async def _let_parolees_in(self) -> None:
+    async def _retry_cooled_down(self) -> None:
         """Ask GPUs again whose time is over; one that was not opened takes a new child."""
-        over = self._on_parole()
+        over = self._breakers.cooled_down()
         if over:
-            self._let_out()
+            self._leave_out()
         if over & self._skipped:
             self._skipped = frozenset()
             await self._end_child()
@@ -367,8 +165,8 @@ class NvmlGpus:
         if self._child is not None:
             return self._child
         now_s = time.monotonic()
-        if self._undead is not None:
-            await self._bury_undead()
+        if self._unkillable is not None:
+            await self._reap_unkillable()
         if now_s < self._not_before_s:
             raise GpuSourceDown(self._down_text)
         wait_s = self._opened_s + INIT_EVERY_S - now_s
@@ -386,8 +184,8 @@ class NvmlGpus:
 
     async def _open(self, child: Child) -> None:
         settings = self._settings()
-        self._let_out()
-        skipped = frozenset(i for i, each in self._strikes.items() if each.out_until_s is not None)
+        self._leave_out()
+        skipped = self._breakers.open_indices()
         request = {
             "op": "open",
             "proc": str(self._proc),
@@ -405,15 +203,14 @@ class NvmlGpus:
             self._hold_off(reply["down"], ABSENT_RETRY_S)
             raise GpuSourceDown(reply["down"])
         self.driver = reply["driver"]
-        opened = tuple(_info(entry) for entry in reply["inventory"])
+        opened = tuple(info_of(entry) for entry in reply["inventory"])
         await self._take_numbers(opened, skipped, reply["left_out"])
         kept = tuple(g for g in self._inventory if g.uuid in self._left_out | self._shut.keys())
         self._inventory = tuple(sorted((*opened, *kept), key=display_order))
         strange = [i for i in sorted(skipped) if i not in self._known]
         hangs = [f"GPU {i} is left out, it hangs the driver at the start" for i in strange]
         self._warnings = (*reply["warnings"], *hangs)
-        self._lists.clear()
-        self._list_failures.clear()
+        self._readings.clear()
         log.info(
             "driver_opened version=%s gpus=%d seconds=%.2f",
             self.driver,
@@ -438,12 +235,11 @@ class NvmlGpus:
         )
         if moved:
             self._known = {}
-            for strikes in self._strikes.values():
-                strikes.put_on_trial()
-            self._let_out()
+            self._breakers.half_open_all()
+            self._leave_out()
         if moved and skipped:
             await self._end_child()
-            raise GpuSourceDown("the driver counts its GPUs anew; they are opened once more")
+            raise GpuSourceDown("the driver has renumbered its GPUs; they are opened once more")
         self._shut = self._shut_of(left_out, {gpu.uuid for gpu in opened})
         absent = skipped | {entry["index"] for entry in left_out}
         self._known = {i: uuids for i, uuids in self._known.items() if i in absent} | numbered
@@ -467,7 +263,7 @@ class NvmlGpus:
         deadline_s: float,
         pace: Pace | None = None,
     ) -> Any:
-        """A reply in time; else the child is ended, and the GPU that it hung on gets a strike."""
+        """A reply in time; else the child is ended, and the GPU that it hung on is blamed."""
         try:
             return await child.ask(request, deadline_s, pace)
         except TimeoutError as error:
@@ -477,19 +273,20 @@ class NvmlGpus:
             within_s = pace.gpu_s if pace and isinstance(error, Stuck) else deadline_s
             text = f"the driver did not answer within {within_s:g} s{where}"
             if pace and not isinstance(error, Stuck):
-                gpu = -1  # it is no one GPU's fault
+                gpu = -1  # no single GPU is to blame
         except ChildDown as down:
             gpu, name = child.doing()
             text = str(down)
         except ValueError as error:
             gpu, name = -1, ""
-            text = f"the driver's process gave an answer that is none: {error}"
+            text = f"the driver's process gave an answer that is not one: {error}"
         except asyncio.CancelledError:
             child.kill()  # its reply would be taken for that of the next request
-            self._child, self._undead = None, child
+            self._child, self._unkillable = None, child
             self._dies_until_s = time.monotonic() + DEATH_S
             raise
-        self._strike(gpu, name)
+        if gpu >= 0:
+            self._blame(gpu, name)
         self._failures += 1
         await self._kill_child()
         self._hold_off(text, min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2 ** (self._failures - 1)))
@@ -512,7 +309,7 @@ class NvmlGpus:
         if await child.gone(DEATH_S):
             child.close()
         else:
-            self._undead = child
+            self._unkillable = child
 
     async def _end_child(self) -> None:
         """Let it shut the driver down in good order; KILL after a second."""
@@ -523,21 +320,21 @@ class NvmlGpus:
         if not await child.gone(DEATH_S):
             child.kill()
             if not await child.gone(DEATH_S):
-                self._undead = child
+                self._unkillable = child
 
-    async def _bury_undead(self) -> None:
+    async def _reap_unkillable(self) -> None:
         """No second child beside one that hangs in the kernel: it would hang too."""
-        assert self._undead is not None
+        assert self._unkillable is not None
         left_s = self._dies_until_s - time.monotonic()
-        if not await self._undead.gone(max(LAST_BREATH_S, left_s)):
-            pid = self._undead.process.pid
+        if not await self._unkillable.gone(max(REAP_AGAIN_S, left_s)):
+            pid = self._unkillable.process.pid
             self._hold_off(
                 f"the driver hangs: its process {pid} cannot be ended; only a reboot may help",
                 BACKOFF_MIN_S,
             )
             raise GpuSourceDown(self._down_text)
-        self._undead.close()
-        self._undead = None
+        self._unkillable.close()
+        self._unkillable = None
 
     def _refuse_orphan(self) -> None:
         """The same for one that an earlier daemon left hanging."""
@@ -552,40 +349,13 @@ class NvmlGpus:
 
     # --- GPUs that hang -----------------------------------------------------------------------
 
-    def _strike(self, index: int, function: str) -> None:
-        """A GPU that hung or crashed the child; twice in a row, and it is left out."""
-        if index < 0:
-            return
-        strikes = self._strikes.setdefault(index, _Strikes())
-        strikes.count += 1
-        strikes.function = function
-        if strikes.count >= STRIKES_MAX:
-            strikes.out_until_s = time.monotonic() + strikes.parole_s
-            strikes.parole_s = min(PAROLE_MAX_S, 2 * strikes.parole_s)
+    def _blame(self, index: int, function: str) -> None:
+        if self._breakers.fail(index, function):
             self._failures = 0
-        self._let_out()
+        self._leave_out()
 
-    def _let_out(self) -> None:
-        """Who is left out now; one whose time is over is asked again, and has one try."""
-        now_s = time.monotonic()
-        out: set[GpuUuid] = set()
-        for index, strikes in self._strikes.items():
-            if strikes.out_until_s is None:
-                continue
-            if now_s < strikes.out_until_s:
-                out |= self._known.get(index, frozenset())
-            else:
-                strikes.put_on_trial()
-        self._left_out = frozenset(out)
-
-    def _on_parole(self) -> set[int]:
-        """Indices of GPUs that have been left out for long enough."""
-        now_s = time.monotonic()
-        return {
-            index
-            for index, strikes in self._strikes.items()
-            if strikes.out_until_s is not None and now_s >= strikes.out_until_s
-        }
+    def _leave_out(self) -> None:
+        self._left_out = self._breakers.left_out(self._known)
 
     # --- requests and replies -----------------------------------------------------------------
 
@@ -599,14 +369,11 @@ class NvmlGpus:
         }
 
     def _sample_of(self, taken_s: float, reply: dict[str, Any]) -> Sample:
-        readings = [self._reading(entry) for entry in reply["readings"]]
+        readings = [self._readings.reading_of(entry) for entry in reply["readings"]]
         readings += self._shut.values()
-        for index, strikes in self._strikes.items():
-            if strikes.out_until_s is None:
-                strikes.count = 0
-                continue
+        for index, function in self._breakers.answered().items():
             known = self._known.get(index, frozenset())
-            readings += [_silent(uuid, strikes.function) for uuid in sorted(known)]
+            readings += [silent_reading(uuid, function) for uuid in sorted(known)]
         return Sample(
             taken_boottime_s=taken_s,
             inventory=self._inventory,
@@ -616,67 +383,3 @@ class NvmlGpus:
             cost_s=reply["cost_s"],
             calls=reply["calls"],
         )
-
-    def _reading(self, entry: dict[str, Any]) -> GpuReading:
-        uuid = GpuUuid(entry["uuid"])
-        if "processes" in entry:
-            rows = tuple(GpuProcess(*row) for row in entry["processes"])
-            self._lists[uuid] = (rows, entry.get("listed_used"))
-            self._list_failures.pop(uuid, None)
-        elif "list_reason" in entry:
-            failures = self._list_failures[uuid] = self._list_failures.get(uuid, 0) + 1
-            if failures > LIST_FAILURES_MAX:
-                self._lists.pop(uuid, None)
-        processes, listed_used = self._lists.get(uuid, (None, None))
-        checks = entry.get("checks")
-        return GpuReading(
-            uuid=uuid,
-            used_bytes=entry.get("used"),
-            free_bytes=entry.get("free"),
-            utilization=entry.get("utilization"),
-            processes=processes,
-            listed_used_bytes=listed_used,
-            power_w=entry.get("power_w"),
-            process_utilization={
-                int(pid): float(percent)
-                for pid, percent in entry.get("process_utilization", {}).items()
-            },
-            fault=entry.get("fault"),
-            reason=entry.get("reason") or entry.get("list_reason"),
-            checks=None if checks is None else HealthChecks(**checks),
-        )
-
-
-def _silent(uuid: GpuUuid, function: str) -> GpuReading:
-    text = f"it hangs the driver ({function}) and is not asked for now"
-    return GpuReading(uuid, None, None, fault="unread", reason=text)
-
-
-def _info(entry: dict[str, Any]) -> GpuInfo:
-    names = set(GpuInfo.__dataclass_fields__)
-    values = {name: value for name, value in entry.items() if name in names}
-    for name in ("cpus", "device_nodes"):
-        values[name] = tuple(values.get(name, ()))
-    values["links"] = tuple((GpuUuid(peer), score) for peer, score in values.get("links", ()))
-    return replace(GpuInfo(**values), uuid=GpuUuid(entry["uuid"]))
-
-
-def hanging_orphan(proc: Path = Path("/proc")) -> int | None:
-    """A driver process of an earlier daemon that hangs in the kernel: in D, and nobody's child."""
-    for entry in os.scandir(proc):
-        if not entry.name.isdecimal():
-            continue
-        try:
-            if Path(entry, "comm").read_bytes().strip() != PROCESS_NAME:
-                continue
-            found = process_stat(int(entry.name), proc)
-            if os.stat(entry.path).st_uid != os.getuid():
-                continue
-        except OSError:
-            continue
-        if found is not None and found.state == "D" and found.parent == 1:
-            return int(entry.name)
-    return None
-
-
-__all__ = ["Child", "NvmlGpus", "hanging_orphan"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from gpuschedd.config.keys import Config
-from gpuschedd.gpu.nvidia import devices, environment
+from gpuschedd.gpu.nvidia import device_nodes, environment
 from gpuschedd.gpu.nvidia.health_rules import XidRules
 from gpuschedd.gpu.nvidia.oom import OOM_PATTERNS
 from gpuschedd.gpu.source import DeviceAccess, GpuSource, GrantedGpu, HealthRules
@@ -39,7 +39,7 @@ class Nvidia:
     def can_filter(self, gpus: Sequence[GrantedGpu]) -> bool:
         """Where the driver has nodes, and says which is whose."""
         numbered = all(gpu.info is not None and gpu.info.minor is not None for gpu in gpus)
-        return bool(devices.gpu_nodes()) and numbered
+        return bool(device_nodes.gpu_nodes()) and numbered
 
     def device_access(self, gpus: Sequence[GrantedGpu]) -> DeviceAccess:
         """The nodes of these GPUs and slices, and what every job may open."""
@@ -50,8 +50,8 @@ class Nvidia:
             for info in infos
             if info is not None and info.parent_uuid is not None
             for node in info.device_nodes
-            if node.startswith(devices.CAPABILITY_NODES)
+            if node.startswith(device_nodes.CAPABILITY_NODES)
         ]
-        allowed = devices.allowed(minors, rights)
+        allowed = device_nodes.allowed(minors, rights)
         why = "no minor of a GPU is known" if None in minors else "no /dev/nvidia* here"
         return DeviceAccess(allowed, "" if allowed is not None else why)

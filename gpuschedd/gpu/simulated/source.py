@@ -80,7 +80,7 @@ class SimulatedGpus:
         return {}
 
     async def release(self) -> None:
-        """There is nothing to let go of."""
+        """There is nothing to release."""
 
     async def close(self) -> None:
         """Nothing was started."""

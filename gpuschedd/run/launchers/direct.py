@@ -69,7 +69,7 @@ class LaunchDeferred(LaunchFailed):
 
 
 class AccountGone(LaunchFailed):
-    """Name and uid of the job belong together no more: it must wait for a person."""
+    """The job's user name no longer maps to its uid; an admin must decide."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ class DirectLauncher:
             pidfd = os.pidfd_open(claim.pid)
         except ProcessLookupError:
             return None
-        # The pid may have gone to a stranger between the look and the open.
+        # The pid may have gone to another process between the look and the open.
         if is_claim_alive(claim):
             return pidfd
         os.close(pidfd)
@@ -281,7 +281,7 @@ def _session_of(started: StartedRecord | None) -> int | None:
     """The recorded session where its number still is the job's.
 
     While any process of a session lives, the kernel gives its number to nobody else. A leader with
-    other start ticks is a stranger who got the number after the job was gone.
+    other start ticks is another process that got the number after the job was gone.
     """
     if started is None or started.boot_id != procfs.boot_id():
         return None

@@ -137,7 +137,7 @@ class SystemdLauncher(DirectLauncher):
     def leftovers(
         self, job_id: int, attempt: int, instance: str, uid: int, started: StartedRecord | None
     ) -> tuple[int, ...]:
-        """The processes in the unit's cgroup, whoever they became and whatever they left."""
+        """The processes in the unit's cgroup, whichever user they became and whatever they left."""
         del instance, uid, started
         return _members(unit_of(job_id, attempt) + ".service")
 

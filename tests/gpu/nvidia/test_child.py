@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from gpuschedd.gpu.nvidia.child import PROCESS_NAME
-from gpuschedd.gpu.nvidia.source import NvmlGpus, hanging_orphan
+from gpuschedd.gpu.nvidia.child_process import hanging_orphan
+from gpuschedd.gpu.nvidia.source import NvmlGpus
 from gpuschedd.gpu.source import GpuSourceDown, SampleRequest
 from tests.gpu.nvidia.test_facts_library import wait_for_backoff
 from tests.gpu.test_monitor import another
@@ -122,7 +123,7 @@ def test_a_child_in_d_state_is_survived_and_replaced_when_it_dies(gpus: Open) ->
         wait_for_backoff(source)
         with pytest.raises(GpuSourceDown, match="cannot be ended; only a reboot may help"):
             source.sample()
-    undead = source.source._undead.process
+    undead = source.source._unkillable.process
     until(lambda: undead.poll() is not None, "it dies of it once it may")
     wait_for_backoff(source)
     assert len(source.sample().readings) == 1

@@ -148,7 +148,7 @@ def test_a_gpu_that_was_left_out_is_asked_again_in_time_57(
     """The child that went on without it has never opened it: that takes a new one."""
     source = hung(driver, gpus, 1)
     assert judge.gpu(source.sample(), 1).state is GpuState.UNREAD
-    source.source._strikes[1].out_until_s = 0.0
+    source.source._breakers._breakers[1].open_until_s = 0.0
     sample = source.sample()
     assert [judge.gpu(sample, index).state for index in (0, 1, 2)] == [GpuState.OK] * 3
 

@@ -342,8 +342,8 @@ def test_a_uuid_names_one_gpu(driver: FakeDriver, gpus: Open) -> None:
     sample = gpus().sample()
     assert [info.index for info in sample.inventory] == [0]
     assert [text.split(":")[0] for text in sample.warnings] == [
-        "GPU 1 is left out, its UUID is no name of its own",
-        "GPU 2 is left out, its UUID is no name of its own",
+        "GPU 1 is left out, its UUID is not a name of its own",
+        "GPU 2 is left out, its UUID is not a name of its own",
     ]
 
 

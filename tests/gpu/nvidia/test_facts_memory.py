@@ -11,7 +11,7 @@ import pytest
 from gpusched_client.errors import Infeasible
 from gpuschedd.core import admission
 from gpuschedd.core.model import GpuState, Inventory, Policy, Request
-from gpuschedd.gpu.attribution import Stranger
+from gpuschedd.gpu.attribution import ForeignProcess
 from gpuschedd.gpu.nvidia.library import ARGUMENT_VERSION_MISMATCH, INVALID_ARGUMENT
 from tests.support.fake_nvml.driver import GIB, MIB, NOT_SUPPORTED, FakeDriver, uuid_of
 from tests.support.gpus import Judge, Source, headroom, held, key
@@ -178,7 +178,7 @@ def test_a_dead_process_that_holds_memory_is_a_leak_and_named_32(
 ) -> None:
     """Listed as a pid that does not exist."""
     driver.process(0, 4_000_001, 6 * GIB)
-    judge.strangers[4_000_001] = Stranger(4_000_001, None, "", "")
+    judge.strangers[4_000_001] = ForeignProcess(4_000_001, None, "", "")
     source = gpus()
     reading = source.reading()
     assert reading.processes is not None

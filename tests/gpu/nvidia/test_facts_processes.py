@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from gpusched_client.terms import GpuUuid, JobId
-from gpuschedd.gpu.attribution import Attribution, Stranger, Supervisor
+from gpuschedd.gpu.attribution import Attribution, ForeignProcess, Supervisor
 from gpuschedd.gpu.free_memory import FreeMemory
 from gpuschedd.gpu.metering import Seen, UseMeter
 from gpuschedd.gpu.nvidia import driver as nvml_driver
-from gpuschedd.gpu.nvidia.source import LIST_FAILURES_MAX
+from gpuschedd.gpu.nvidia.replies import LIST_FAILURES_MAX
 from gpuschedd.gpu.source import GpuProcess
 from gpuschedd.supervisor.procfs import start_ticks_of
 from tests.support.daemon import until
@@ -119,7 +119,7 @@ def test_a_reused_pid_is_another_process_38() -> None:
     attribution.learn([mine, reused, gone])
     assert attribution.owner_of(mine) == (5, 1)
     assert attribution.owner_of(reused) is None
-    assert attribution.stranger(gone).text == "pid 4000001, which is gone"
+    assert attribution.describe(gone).text == "pid 4000001, which is gone"
     supervisors.clear()
     attribution.learn([mine])
     assert attribution.owner_of(mine) == (5, 1)  # what was mapped stays mapped
@@ -309,11 +309,11 @@ def test_displays_and_ignored_processes_leave_a_gpu_idle(judge: Judge) -> None:
     rules = (ProcessRule(name="ollama", uid=1001), ProcessRule(below_bytes=64 * MIB))
     picky = Judge(Sharing(ignore_processes=rules))
     of = {
-        10: Stranger(10, 0, "root", "Xorg"),
-        11: Stranger(11, 1000, "eve", "gnome-shell"),
-        12: Stranger(12, 1001, "bob", "ollama"),
-        13: Stranger(13, 1002, "eve", "ollama"),
-        14: Stranger(14, 1002, "eve", "tiny"),
+        10: ForeignProcess(10, 0, "root", "Xorg"),
+        11: ForeignProcess(11, 1000, "eve", "gnome-shell"),
+        12: ForeignProcess(12, 1001, "bob", "ollama"),
+        13: ForeignProcess(13, 1002, "eve", "ollama"),
+        14: ForeignProcess(14, 1002, "eve", "tiny"),
     }
 
     def quiet(by: Judge, pid: int, size: int, graphics: bool = False) -> bool:

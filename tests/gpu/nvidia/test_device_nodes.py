@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuschedd.gpu.nvidia import devices
+from gpuschedd.gpu.nvidia import device_nodes
 from gpuschedd.gpu.source import DeviceMissing
 
 GROUPS = """Character devices:
@@ -53,7 +53,7 @@ def node(dev: Path) -> MakeNode:
 
 def allowed(dev: Path, *minors: int | None, capabilities: tuple[str, ...] = ()) -> set[str] | None:
     here = dev.parent
-    found = devices.allowed(minors, capabilities, dev, here / "devices", here / "mig-minors")
+    found = device_nodes.allowed(minors, capabilities, dev, here / "devices", here / "mig-minors")
     return None if found is None else set(found)
 
 

@@ -127,7 +127,7 @@ def _groups(proc_devices: Path) -> Iterator[tuple[str, int, str]]:
 
 
 def _nodes_beside(dev: Path, whole: set[tuple[str, int]], gpus: set[Path]) -> Iterator[Path]:
-    """Nodes that are no GPU's and in no group that is open as a whole: nvidiactl, for instance."""
+    """Nodes of no GPU and in no group that is open as a whole: nvidiactl, for instance."""
     walked = 0
     for directory, _, names in os.walk(dev):
         for name in sorted(names):

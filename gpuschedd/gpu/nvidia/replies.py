@@ -1,0 +1,70 @@
+"""What the child says, as the types of the seam; lists of processes outlive a sweep without one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from gpusched_client.terms import GpuUuid
+from gpuschedd.gpu.source import GpuInfo, GpuProcess, GpuReading, HealthChecks
+
+LIST_FAILURES_MAX = 3  # in a row: so long the last list of a GPU's processes stands
+
+
+class Readings:
+    """Turns entries of sweeps into readings."""
+
+    def __init__(self) -> None:
+        self._lists: dict[GpuUuid, tuple[tuple[GpuProcess, ...] | None, int | None]] = {}
+        self._list_failures: dict[GpuUuid, int] = {}  # in a row
+
+    def clear(self) -> None:
+        """The driver was opened again."""
+        self._lists.clear()
+        self._list_failures.clear()
+
+    def reading_of(self, entry: dict[str, Any]) -> GpuReading:
+        """One GPU in one sweep."""
+        uuid = GpuUuid(entry["uuid"])
+        if "processes" in entry:
+            rows = tuple(GpuProcess(*row) for row in entry["processes"])
+            self._lists[uuid] = (rows, entry.get("listed_used"))
+            self._list_failures.pop(uuid, None)
+        elif "list_reason" in entry:
+            failures = self._list_failures[uuid] = self._list_failures.get(uuid, 0) + 1
+            if failures > LIST_FAILURES_MAX:
+                self._lists.pop(uuid, None)
+        processes, listed_used = self._lists.get(uuid, (None, None))
+        checks = entry.get("checks")
+        return GpuReading(
+            uuid=uuid,
+            used_bytes=entry.get("used"),
+            free_bytes=entry.get("free"),
+            utilization=entry.get("utilization"),
+            processes=processes,
+            listed_used_bytes=listed_used,
+            power_w=entry.get("power_w"),
+            process_utilization={
+                int(pid): float(percent)
+                for pid, percent in entry.get("process_utilization", {}).items()
+            },
+            fault=entry.get("fault"),
+            reason=entry.get("reason") or entry.get("list_reason"),
+            checks=None if checks is None else HealthChecks(**checks),
+        )
+
+
+def silent_reading(uuid: GpuUuid, function: str) -> GpuReading:
+    """A GPU that is left out."""
+    text = f"it hangs the driver ({function}) and is not asked for now"
+    return GpuReading(uuid, None, None, fault="unread", reason=text)
+
+
+def info_of(entry: dict[str, Any]) -> GpuInfo:
+    """Identity of one GPU or slice."""
+    names = set(GpuInfo.__dataclass_fields__)
+    values = {name: value for name, value in entry.items() if name in names}
+    for name in ("cpus", "device_nodes"):
+        values[name] = tuple(values.get(name, ()))
+    values["links"] = tuple((GpuUuid(peer), score) for peer, score in values.get("links", ()))
+    return replace(GpuInfo(**values), uuid=GpuUuid(entry["uuid"]))
