@@ -15,20 +15,22 @@ from gpusched_client.wire.job_options import OPTIONS, JobOption, Section
 F = TypeVar("F", bound=Callable[..., Any])
 
 if TYPE_CHECKING:
-    _IntegerType = click.ParamType[int]
+    _NumberType = click.ParamType[float]
 else:
-    _IntegerType = click.ParamType  # not generic in older clicks
+    _NumberType = click.ParamType  # not generic in older clicks
 
 
-class Amount(_IntegerType):
+class Amount(_NumberType):
     """A value that a row of the table reads from text."""
 
-    def __init__(self, name: str, parse: Callable[[str], int]) -> None:
+    def __init__(self, name: str, parse: Callable[[str], float]) -> None:
         self.name, self._parse = name, parse
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
         """The amount; a refusal has the words of the row."""
-        if isinstance(value, int):
+        if isinstance(value, (int, float)):
             return value
         try:
             return self._parse(value)

@@ -71,7 +71,7 @@ class JobOption:
         metavar: str | None = None,
         shows_default: bool = False,
         keyword: str = "",
-        parse: Callable[[str], int] | None = None,
+        parse: Callable[[str], float] | None = None,
         slurm: tuple[str, ...] = (),
         from_slurm: Callable[[str], str | None] = lambda value: value,
         words: Words = lambda _asked, _limit_s: "",
