@@ -8,7 +8,7 @@
         print(ended.state, ended.exit_code)
 
 All that goes wrong is a GpuschedError: its text names the value, the limit and the cure, `data` has
-the numbers. Denied, Infeasible, NotFound, Unavailable and the others tell whose turn it is. Calls
+the numbers. Its class (Denied, Infeasible, NotFound, Unavailable and so on) says who can act. Calls
 about several jobs (cancel, update) return an Outcome for each instead, whose `code` is None where
 it was done.
 """

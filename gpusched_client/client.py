@@ -26,7 +26,7 @@ from gpusched_client.errors import StillRunning
 from gpusched_client.terms import JobState, parse_states
 from gpusched_client.wire.limits import RESPONSE_JOBS_MAX
 from gpusched_client.wire.session import PAUSE_S, Session
-from gpusched_client.wire.transport import Lost
+from gpusched_client.wire.transport import ConnectionLost
 
 if TYPE_CHECKING:
     from gpusched_client.submission.request import SubmitKeywords, SubmittedJob, Word
@@ -213,7 +213,7 @@ class Client(Administration):
                             yield event
                 finally:
                     connection.close()
-            except Lost:
+            except ConnectionLost:
                 time.sleep(PAUSE_S)
 
     def gpus(self) -> tuple[GpuView, ...]:
@@ -221,7 +221,7 @@ class Client(Administration):
         return self.gpus_result().gpus
 
     def gpus_result(self) -> GpusResult:
-        """The same, with the reason where they cannot be looked at."""
+        """The same, with the reason where the GPUs cannot be read."""
         from gpusched_client.wire.gpu_messages import GpusRequest
 
         return self._session.call(GpusRequest())

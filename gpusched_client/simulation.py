@@ -1,6 +1,6 @@
 """The claims directory of simulated GPUs: who claims how much memory on which one.
 
-A claim is a file of the claiming process; it counts while that very process lives. Both the daemon
+A claim is a file of the claiming process; it counts only while that process lives. Both the daemon
 (reading) and `gpusched-simjob` (writing) use this module, so that the format exists once.
 """
 
@@ -19,7 +19,7 @@ HOST_NAME = "host.json"
 DIRECTORY_NAME = "sim"  # in the state directory of a user's own daemon
 SYSTEM_DIR = Path("/run/gpuschedd/sim")
 ENVIRONMENT_NAME = "GPUSCHED_SIM_DIR"
-# What a file that anybody may have written can do to its reader.
+# What reading a file that anybody may have written can raise.
 _NOT_UNDERSTOOD = (
     *(OSError, ValueError, KeyError, AttributeError, TypeError),
     *(OverflowError, RecursionError),

@@ -94,7 +94,7 @@ def _states_of(word: str) -> list[JobState]:
         if upper in (state.value, state.short):
             return [state]
     known = ", ".join(f"{state.value} ({state.short})" for state in JobState)
-    raise Invalid(f"{word!r} is no job state; use live, final, all or {known}")
+    raise Invalid(f"{word!r} is not a job state; use live, final, all or {known}")
 
 
 class PendingReason(StrEnum):

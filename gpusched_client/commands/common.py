@@ -1,7 +1,7 @@
 """What all commands share: how they answer and how they fail.
 
-stdout holds only the answer, stderr the rest; every error ends with its exit status and one line.
-Must not know any single command.
+stdout holds only the answer, stderr everything else; every error ends with its exit status and one
+line. Must not know any single command.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class _Answering(click.Command):
             error.show()
             return error.exit_code
         except GpuschedError as error:
-            note(f"{name}: {error.message}")
+            print_err(f"{name}: {error.message}")
             return error.exit_status
         except (click.Abort, KeyboardInterrupt):
             return EXIT_INTERRUPTED
@@ -62,12 +62,12 @@ class _Answering(click.Command):
         except OSError as error:
             _reader_gone()
             where = f" to {error.filename}" if error.filename else ""
-            note(f"{name}: cannot write the answer{where}: {error.strerror}")
+            print_err(f"{name}: cannot write the answer{where}: {error.strerror}")
             return EXIT_OUTPUT
         return result if isinstance(result, int) else 0
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the callback; a reader that left (`| head`) is no error worth a word."""
+        """Run the callback; a reader that left (`| head`) is not an error worth a word."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
@@ -103,17 +103,17 @@ def _reader_gone() -> int:
     return EXIT_BROKEN_PIPE
 
 
-def answer(text: str) -> None:
+def print_out(text: str) -> None:
     """Write the answer."""
     sys.stdout.write(text)
 
 
-def note(text: str) -> None:
-    """Tell the person something that is not the answer."""
+def print_err(text: str) -> None:
+    """Write to stderr what is not the answer."""
     from gpusched_client.terms import printable
 
-    with contextlib.suppress(OSError, ValueError):  # whoever writes the answer last tells of it
-        sys.stdout.flush()  # where both go to one place, what was said first comes first
+    with contextlib.suppress(OSError, ValueError):  # the last write of the answer will report it
+        sys.stdout.flush()  # where both go to one place, they stay in order
     try:
         sys.stderr.write("\n".join(map(printable, text.splitlines())) + "\n")
         sys.stderr.flush()
@@ -121,7 +121,7 @@ def note(text: str) -> None:
         pass  # nobody reads it
 
 
-class Whole(click.IntRange):
+class IntRange(click.IntRange):
     """A whole number between two bounds; a refusal names them, as the help does."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:

@@ -10,8 +10,8 @@ from gpusched_client.commands.common import (
     CONTEXT_SETTINGS,
     VERSION,
     Command,
-    note,
     own_uid,
+    print_err,
 )
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 @VERSION
 @click.argument("words", nargs=-1, metavar="[IDS]...")
 def cli(words: tuple[str, ...], **options: Any) -> int:
-    """Cancel jobs. A job that has ended already is no error."""
+    """Cancel jobs. A job that has already ended is not an error."""
     filters = any(options[name] is not None for name in ("user", "state", "name"))
     if not words and not filters:
         raise click.UsageError("no jobs; name ids, or choose with -u, --state or --name.")
@@ -52,7 +52,7 @@ def cli(words: tuple[str, ...], **options: Any) -> int:
     from gpusched_client.commands.report import report
 
     if not outcomes and not options["as_json"]:
-        note("gcancel: no job matches")
+        print_err("gcancel: no job matches")
     return report("gcancel", outcomes, options["as_json"])
 
 
@@ -68,7 +68,7 @@ def _signal_number(text: str) -> int:
         return signal.Signals[name].value
     except KeyError:
         raise click.BadParameter(
-            f"{text!r} is no signal; use a name such as USR1 or a number from 1 to 64",
+            f"{text!r} is not a signal; use a name such as USR1 or a number from 1 to 64",
             param_hint="--signal",
         ) from None
 

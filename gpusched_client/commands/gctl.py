@@ -11,8 +11,8 @@ from gpusched_client.commands.common import (
     CONTEXT_SETTINGS,
     VERSION,
     Group,
-    answer,
-    note,
+    print_err,
+    print_out,
     terminal_width,
 )
 from gpusched_client.commands.job_options import change_option
@@ -46,11 +46,13 @@ def cli() -> None:
 
 @cli.command(context_settings=CONTEXT_SETTINGS)
 @click.argument("gpu", metavar="GPU")
-@click.option("--reason", metavar="TEXT", default="by an admin", help="Why; shown to who waits.")
+@click.option(
+    "--reason", metavar="TEXT", default="by an admin", help="Why; shown to people who wait."
+)
 def drain(gpu: str, reason: str) -> int:
     """Let GPU (index or UUID) take no more jobs; those on it go on."""
     with _client() as client:
-        _say_gpu(client.drain(gpu, reason))
+        _print_gpu(client.drain(gpu, reason))
     return 0
 
 
@@ -59,24 +61,26 @@ def drain(gpu: str, reason: str) -> int:
 def resume(gpu: str) -> int:
     """Put GPU back into service."""
     with _client() as client:
-        _say_gpu(client.resume(gpu))
+        _print_gpu(client.resume(gpu))
     return 0
 
 
 @cli.group(context_settings=CONTEXT_SETTINGS)
 def gpus() -> None:
-    """Let go of the driver and take it back, to change MIG modes or reset a GPU."""
+    """Release the driver and take it back, to change MIG modes or reset a GPU."""
 
 
 @gpus.command("release", context_settings=CONTEXT_SETTINGS)
-@click.option("--reason", metavar="TEXT", default="for maintenance", help="Shown to who waits.")
+@click.option(
+    "--reason", metavar="TEXT", default="for maintenance", help="Shown to people who wait."
+)
 def gpus_release(reason: str) -> int:
     """Close the driver. Running jobs go on; no job starts until `gctl gpus resume`."""
     with _client() as client:
         result = client.gpus_release(reason)
     busy = sorted({job for gpu in result.gpus for job in gpu.jobs})
     still = f"; {_jobs(busy)} still use{'s' if len(busy) == 1 else ''} it" if busy else ""
-    answer(f"the driver is released{still}\n")
+    print_out(f"the driver is released{still}\n")
     return 0
 
 
@@ -88,18 +92,18 @@ def gpus_resume() -> int:
 
     with _client() as client:
         result = client.gpus_resume()
-    answer(gpus_table(result.gpus, terminal_width()))
+    print_out(gpus_table(result.gpus, terminal_width()))
     if result.problem is not None:
-        note(f"gctl: {printable(result.problem)}")
+        print_err(f"gctl: {printable(result.problem)}")
     return 0 if result.problem is None else EXIT_PROBLEMS
 
 
-def _say_gpu(gpu: Any) -> None:
+def _print_gpu(gpu: Any) -> None:
     from gpusched_client.terms import printable
 
     reason = f": {printable(gpu.reason)}" if gpu.reason else ""
     jobs = f"; runs {_jobs(gpu.jobs)}" if gpu.jobs else ""
-    answer(f"GPU {gpu.index}: {printable(gpu.state)}{reason}{jobs}\n")
+    print_out(f"GPU {gpu.index}: {printable(gpu.state)}{reason}{jobs}\n")
 
 
 def _jobs(job_ids: Sequence[int]) -> str:
@@ -124,7 +128,7 @@ def hold(words: tuple[str, ...], as_json: bool) -> int:
 def release(words: tuple[str, ...], as_json: bool) -> int:
     """Let held jobs run when their turn comes.
 
-    Their waiting time begins anew.
+    Their waiting time starts again.
     """
     return _update(words, as_json, hold=False)
 
@@ -186,7 +190,7 @@ def reload() -> int:
     """Read the configuration again; a bad one changes nothing."""
     with _client() as client:
         changed = client.reload()
-    answer("".join([f"changed {key}\n" for key in changed]) or "nothing has changed\n")
+    print_out("".join([f"changed {key}\n" for key in changed]) or "nothing has changed\n")
     return 0
 
 
@@ -204,7 +208,7 @@ def status(as_json: bool) -> int:
 
     with _client() as client:
         found = client.status()
-    answer(json_text(found) if as_json else status_text(found, time.time(), terminal_width()))
+    print_out(json_text(found) if as_json else status_text(found, time.time(), terminal_width()))
     return EXIT_PROBLEMS if found.problems else 0
 
 
@@ -228,7 +232,7 @@ def backup(file: str, force: bool) -> int:
         size = _write(target, client)
     from gpusched_client.units import bytes_text
 
-    answer(f"{target}: {bytes_text(size)}\n")
+    print_out(f"{target}: {bytes_text(size)}\n")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""gq: who runs, who waits and why; one job in full; the GPUs; the fair-share."""
+"""gq: which jobs run, which wait and why; one job in full; the GPUs; the fair-share."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from gpusched_client.commands.common import (
     CONTEXT_SETTINGS,
     VERSION,
     Command,
-    Whole,
-    answer,
-    note,
+    IntRange,
     own_uid,
+    print_err,
+    print_out,
     terminal_width,
 )
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 RECENT_S = 600  # ended jobs stay visible for so long
 SHOWN_MAX = 50
-PAGES_MAX = 20  # that are turned back to find the oldest waiting jobs
+PAGES_MAX = 20  # pages that are read to find the oldest waiting jobs
 
 
 @click.command(
@@ -43,7 +43,7 @@ PAGES_MAX = 20  # that are turned back to find the oldest waiting jobs
 @click.option(
     "-n",
     "--limit",
-    type=Whole(1, 1000),
+    type=IntRange(1, 1000),
     metavar="N",
     help="Show so many (50; with --json 1000).",
 )
@@ -77,7 +77,7 @@ def cli(words: tuple[str, ...], **options: Any) -> int:
 
 
 def _check(words: Sequence[str], options: dict[str, Any]) -> None:
-    """Refuse questions that exclude each other, before anybody is asked."""
+    """Refuse options that exclude each other, before the daemon is asked."""
     kinds = [name for name in ("gpus", "usage", "status") if options[name]]
     filters = [name for name in ("me", "user", "state", "name", "limit") if options[name]]
     if len(kinds) + bool(words) > 1:
@@ -103,9 +103,11 @@ def _gpus(client: Client, options: dict[str, Any]) -> None:
 
     result = client.gpus_result()
     gpus = result.gpus
-    answer(json_text({"gpus": gpus}) if options["as_json"] else gpus_table(gpus, terminal_width()))
+    print_out(
+        json_text({"gpus": gpus}) if options["as_json"] else gpus_table(gpus, terminal_width())
+    )
     if result.problem is not None:
-        note(f"gq: {printable(result.problem)}")
+        print_err(f"gq: {printable(result.problem)}")
 
 
 def _usage(client: Client, options: dict[str, Any]) -> None:
@@ -114,7 +116,7 @@ def _usage(client: Client, options: dict[str, Any]) -> None:
 
     users = client.usage()
     as_json = options["as_json"]
-    answer(json_text({"users": users}) if as_json else usage_table(users, terminal_width()))
+    print_out(json_text({"users": users}) if as_json else usage_table(users, terminal_width()))
 
 
 def _ids(client: Client, words: Iterable[str]) -> tuple[int, ...]:
@@ -132,7 +134,7 @@ def _status(client: Client, options: dict[str, Any]) -> None:
         named = f"{options['status']!r} names {len(ids)} jobs; name one"
         raise click.BadParameter(named, param_hint="--status")
     word = status_word(client.job(ids[0]))
-    answer(json_text({"status": word}) if options["as_json"] else f"{word}\n")
+    print_out(json_text({"status": word}) if options["as_json"] else f"{word}\n")
 
 
 def _named(client: Client, words: Sequence[str], options: dict[str, Any]) -> None:
@@ -143,7 +145,7 @@ def _named(client: Client, words: Sequence[str], options: dict[str, Any]) -> Non
         from gpusched_client.output.json import json_text
 
         job = client.job(ids[0])
-        answer(json_text(job) if options["as_json"] else job_detail(job, _view()))
+        print_out(json_text(job) if options["as_json"] else job_detail(job, _view()))
         return
     from gpusched_client.errors import Invalid, NotFound
     from gpusched_client.wire.limits import IDS_MAX
@@ -160,7 +162,7 @@ def _named(client: Client, words: Sequence[str], options: dict[str, Any]) -> Non
 def _listing(client: Client, options: dict[str, Any]) -> None:
     limit = options["limit"] or (1000 if options["as_json"] else SHOWN_MAX)
     filters = _filters(options)
-    # States that are asked for by name are shown however old they are.
+    # Jobs whose states are asked for by name are shown however old they are.
     recent_s = RECENT_S if filters["states"] is None else None
     result = client.jobs(ended_within_s=recent_s, **filters)
     jobs = sorted(result.jobs, key=_listing_order)
@@ -169,11 +171,11 @@ def _listing(client: Client, options: dict[str, Any]) -> None:
         jobs = _head_of_long_list(client, filters, jobs, limit)
     _show(_first_of(jobs, limit), result.total, options)
     if not jobs:
-        _tell_unknown(filters["users"] or ())
+        _warn_of_unknown(filters["users"] or ())
 
 
-def _tell_unknown(users: Iterable[str]) -> None:
-    """An empty list may be due to a slip in a name; who has gone still has jobs on record."""
+def _warn_of_unknown(users: Iterable[str]) -> None:
+    """An empty list may come from a typo; a user without an account may still have jobs here."""
     import pwd
 
     for user in users:
@@ -181,7 +183,7 @@ def _tell_unknown(users: Iterable[str]) -> None:
             try:
                 pwd.getpwnam(user)
             except KeyError:
-                note(f"gq: no user is named {user!r} here")
+                print_err(f"gq: no user is named {user!r} here")
 
 
 def _first_of(jobs: Sequence[JobView], limit: int) -> Sequence[JobView]:
@@ -193,7 +195,7 @@ def _first_of(jobs: Sequence[JobView], limit: int) -> Sequence[JobView]:
 
 
 def _filters(options: dict[str, Any]) -> dict[str, Any]:
-    """What the daemon is to filter by."""
+    """The filters that the daemon applies."""
     from gpusched_client.terms import parse_states
 
     users = [str(own_uid())] if options["me"] else None
@@ -208,7 +210,7 @@ def _filters(options: dict[str, Any]) -> dict[str, Any]:
 def _head_of_long_list(
     client: Client, filters: dict[str, Any], newest: Sequence[JobView], limit: int
 ) -> list[JobView]:
-    """What runs, the head of the queue, what has ended: the newest alone would tell least."""
+    """Running jobs, the head of the queue, ended jobs: the newest of all would say little."""
     from gpusched_client.terms import JobState
 
     def wanted(*states: JobState) -> list[JobState]:
@@ -266,14 +268,14 @@ def _show(jobs: Sequence[JobView], total: int, options: dict[str, Any]) -> None:
     from gpusched_client.output.json import json_text
 
     if options["as_json"]:
-        answer(json_text({"jobs": jobs, "total": total}))
+        print_out(json_text({"jobs": jobs, "total": total}))
         return
-    answer(jobs_table(jobs, _view(), _columns(options["columns"])))
+    print_out(jobs_table(jobs, _view(), _columns(options["columns"])))
     if len(jobs) < total:
-        note(f"showing {len(jobs)} of {total}")
+        print_err(f"showing {len(jobs)} of {total}")
 
 
-# squeue's letters for those whose fingers know them
+# squeue's format letters, which many people know by heart
 _LETTERS = {
     "i": "JOBID", "A": "JOBID", "j": "NAME", "u": "USER", "t": "ST", "T": "STATE", "M": "ELAPSED",
     "l": "LIMIT", "S": "START", "R": "GPU/REASON", "r": "REASON", "b": "GPUS", "Q": "PRIORITY",
@@ -292,7 +294,7 @@ def _columns(text: str | None) -> Sequence[str]:
         name = _LETTERS.get(word.lstrip("%.0123456789")) if word.startswith("%") else word.upper()
         if name not in COLUMNS:
             raise click.BadParameter(
-                f"{word!r} is no column; use {', '.join(COLUMNS)}", param_hint="--format"
+                f"{word!r} is not a column; use {', '.join(COLUMNS)}", param_hint="--format"
             )
         columns.append(name)
     if not columns:

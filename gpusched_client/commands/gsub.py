@@ -12,11 +12,11 @@ from gpusched_client.commands.common import (
     EXIT_INTERRUPTED,
     VERSION,
     Command,
-    answer,
-    note,
+    print_err,
+    print_out,
 )
 from gpusched_client.commands.job_options import submit_options
-from gpusched_client.wire.job_options import OPTIONS, Section, understood
+from gpusched_client.wire.job_options import OPTIONS, Section, describe_request
 
 if TYPE_CHECKING:
     from gpusched_client.client import Client
@@ -71,7 +71,7 @@ class _Gsub(Command):
 def cli(ctx: click.Context, /, **options: Any) -> int:
     """Submit a job: a command, a script (its content is kept), or - for a script from stdin.
 
-    The first word that is no option begins the command. A shell script, or a file with #GSUB or
+    The first word that is not an option begins the command. A shell script, or a file with #GSUB or
     #SBATCH lines, is captured as it is now; any other command runs from where it lies.
     """
     if options["parsable"] and options["as_json"]:
@@ -93,7 +93,9 @@ def _script(options: dict[str, Any]) -> Script | None:
         if words or options["script_file"] is not None:
             raise click.UsageError("-c takes the whole command; give no other beside it.")
         if not options["line"].strip():
-            raise click.UsageError(f"-c {options['line']!r} is no command; give it a shell line.")
+            raise click.UsageError(
+                f"-c {options['line']!r} is not a command; give it a shell line."
+            )
         return None
     from gpusched_client.submission import script
 
@@ -113,7 +115,7 @@ def _script_from_stdin() -> Script:
     from gpusched_client.wire.limits import PAYLOAD_BYTES_MAX
 
     if sys.stdin.isatty():
-        note("gsub: reading the script from the terminal; end it with Ctrl-D")
+        print_err("gsub: reading the script from the terminal; end it with Ctrl-D")
     return script.script_of(sys.stdin.buffer.read(PAYLOAD_BYTES_MAX + 1), "-")
 
 
@@ -122,7 +124,7 @@ def _with_script_options(
 ) -> dict[str, Any]:
     """The options again, those in the script first, so that the command line's win."""
     for warning in script.warnings:
-        note(f"gsub: {warning}")
+        print_err(f"gsub: {warning}")
     if not script.options:
         return options
     for here, words in script.lines:
@@ -165,14 +167,14 @@ def _dry_run(request: JobRequest, options: dict[str, Any]) -> int:
         result = client.submit_request(SubmitRequest((request,), dry_run=True))
     _warn(result)
     if options["as_json"]:
-        answer(json_text({"would_start": result.would_start, "reasons": result.reasons}))
+        print_out(json_text({"would_start": result.would_start, "reasons": result.reasons}))
         return 0
     limit_s = result.time_limits_s[0] if result.time_limits_s else None
-    answer(f"Understood: {printable(understood(request, limit_s))}\n")
+    print_out(f"Understood: {printable(describe_request(request, limit_s))}\n")
     for text in filter(None, result.would_start):
-        answer(f"Would start now on {printable(text)}\n")
+        print_out(f"Would start now on {printable(text)}\n")
     for text in filter(None, result.reasons):
-        answer(f"Would wait: {printable(text)}\n")
+        print_out(f"Would wait: {printable(text)}\n")
     return 0
 
 
@@ -184,34 +186,36 @@ def _submit(request: JobRequest, options: dict[str, Any]) -> int:
         try:
             result = client.submit_request(SubmitRequest((request,)))
         except KeyboardInterrupt:
-            note("gsub: interrupted while submitting; `gq --me` shows whether the job is there")
+            print_err(
+                "gsub: interrupted while submitting; `gq --me` shows whether the job is there"
+            )
             return EXIT_INTERRUPTED
         _warn(result)
         job_id = result.job_ids[0]
         if not (options["wait"] and options["as_json"]):
-            _say_submitted(request, result, options)
+            _print_submitted(request, result, options)
         return _wait(client, job_id, options) if options["wait"] else 0
 
 
 def _warn(result: SubmitResult) -> None:
     for warning in result.warnings:
-        note(f"gsub: {warning}")
+        print_err(f"gsub: {warning}")
 
 
-def _say_submitted(request: JobRequest, result: SubmitResult, options: dict[str, Any]) -> None:
+def _print_submitted(request: JobRequest, result: SubmitResult, options: dict[str, Any]) -> None:
     job_id = result.job_ids[0]
     if options["parsable"]:
-        answer(f"{job_id}\n")
+        print_out(f"{job_id}\n")
         return
     limit_s = result.time_limits_s[0] if result.time_limits_s else None
     if options["as_json"]:
         from gpusched_client.output.json import json_text
 
-        answer(json_text({"job_id": job_id, "time_limit_s": limit_s, "name": request.name}))
+        print_out(json_text({"job_id": job_id, "time_limit_s": limit_s, "name": request.name}))
     else:
         from gpusched_client.terms import printable
 
-        answer(f"Submitted job {job_id}: {printable(understood(request, limit_s))}\n")
+        print_out(f"Submitted job {job_id}: {printable(describe_request(request, limit_s))}\n")
 
 
 def _wait(client: Client, job_id: int, options: dict[str, Any]) -> int:
@@ -224,22 +228,22 @@ def _wait(client: Client, job_id: int, options: dict[str, Any]) -> int:
     try:
         job = client.wait(job_id)
     except KeyboardInterrupt:
-        note(f"gsub: job {job_id} goes on; `gq {job_id}` shows it, `gcancel {job_id}` ends it")
+        print_err(f"gsub: job {job_id} goes on; `gq {job_id}` shows it, `gcancel {job_id}` ends it")
         return EXIT_INTERRUPTED
     except Unavailable as error:
         raise Unavailable(f"job {job_id} is submitted, but {error.message}") from error
     if options["as_json"]:
-        answer(json_text(job))
-    _say_ended(job)
+        print_out(json_text(job))
+    _print_ended(job)
     return exit_status(job)
 
 
-def _say_ended(job: JobView) -> None:
+def _print_ended(job: JobView) -> None:
     from gpusched_client.output.text import gpu_or_reason
     from gpusched_client.terms import JobState
 
     if job.state is not JobState.COMPLETED:
-        note(f"gsub: job {job.job_id} is {job.state}: {gpu_or_reason(job)}")
+        print_err(f"gsub: job {job.job_id} is {job.state}: {gpu_or_reason(job)}")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from gpusched_client.commands.common import Whole
+from gpusched_client.commands.common import IntRange
 from gpusched_client.errors import GpuschedError
 from gpusched_client.wire.fields import ChoiceReader, IntegerReader
 from gpusched_client.wire.job_options import OPTIONS, JobOption, Section
@@ -15,20 +15,22 @@ from gpusched_client.wire.job_options import OPTIONS, JobOption, Section
 F = TypeVar("F", bound=Callable[..., Any])
 
 if TYPE_CHECKING:
-    _IntegerType = click.ParamType[int]
+    _NumberType = click.ParamType[float]
 else:
-    _IntegerType = click.ParamType  # not generic in older clicks
+    _NumberType = click.ParamType  # not generic in older clicks
 
 
-class Amount(_IntegerType):
+class Amount(_NumberType):
     """A value that a row of the table reads from text."""
 
-    def __init__(self, name: str, parse: Callable[[str], int]) -> None:
+    def __init__(self, name: str, parse: Callable[[str], float]) -> None:
         self.name, self._parse = name, parse
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
         """The amount; a refusal has the words of the row."""
-        if isinstance(value, int):
+        if isinstance(value, (int, float)):
             return value
         try:
             return self._parse(value)
@@ -74,7 +76,7 @@ def _type_of(row: JobOption) -> click.ParamType[Any] | None:
     if row.parse is not None:
         return Amount(str(row.metavar).lower(), row.parse)
     if isinstance(row.reader, IntegerReader):
-        return Whole(row.reader.low, row.reader.high)
+        return IntRange(row.reader.low, row.reader.high)
     if isinstance(row.reader, ChoiceReader):
         return click.Choice(row.reader.words)
     return None

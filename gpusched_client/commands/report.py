@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpusched_client.commands.common import answer, note
+from gpusched_client.commands.common import print_err, print_out
 from gpusched_client.errors import BY_CODE, Internal
 from gpusched_client.terms import JobState, printable
 
@@ -23,12 +23,12 @@ def report(command: str, outcomes: Iterable[Outcome], as_json: bool) -> int:
 
     outcomes = list(outcomes)
     if as_json:
-        answer(json_text({"outcomes": outcomes}))
+        print_out(json_text({"outcomes": outcomes}))
     for outcome in outcomes:
         if outcome.code is not None:
-            note(f"{command}: {refusal_text(outcome)}")
+            print_err(f"{command}: {refusal_text(outcome)}")
         elif not as_json:
-            answer(f"job {outcome.job_id}: {printable(outcome.text or 'done')}\n")
+            print_out(f"job {outcome.job_id}: {printable(outcome.text or 'done')}\n")
     refused = [outcome.code for outcome in outcomes if outcome.code is not None]
     return BY_CODE.get(refused[0], Internal).exit_status if refused else 0
 

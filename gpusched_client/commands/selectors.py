@@ -76,10 +76,12 @@ def _ids_of(part: str, recent: Recent) -> Iterable[int]:
         return [_recent_id(int(back[1] or 0), recent)]
     match = re.fullmatch(_RANGE, part, re.ASCII)
     if match is None:
-        raise Invalid(f"{part!r} is no job; write 7, 1-3,7, @ (my last job) or @~1 (before it)")
+        raise Invalid(f"{part!r} is not a job; write 7, 1-3,7, @ (my last job) or @~1 (before it)")
     first, last = int(match[1]), int(match[2] or match[1])
     if not 1 <= first <= last:
-        raise Invalid(f"{part!r} is no range of jobs; ids begin at 1 and the smaller comes first")
+        raise Invalid(
+            f"{part!r} is not a range of jobs; ids begin at 1 and the smaller comes first"
+        )
     if last - first >= NAMED_IDS_MAX:
         raise Invalid(f"{part!r} names more than {NAMED_IDS_MAX} jobs; name fewer at once")
     return range(first, last + 1)

@@ -1,7 +1,7 @@
-"""`gpusched-simjob`: a stand-in for a training job, for simulated GPUs.
+"""gpusched-simjob: a stand-in for a training job on simulated GPUs.
 
-It claims memory on each GPU that it was given, ramping up, holding, and leaving with a code of
-choice; a claim that does not fit on the card fails as CUDA does.
+It claims memory on each GPU that it was given, ramps up, holds it, and exits with a code of choice.
+A claim that does not fit on the card fails as CUDA does.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import click
 from gpusched_client import Client
 from gpusched_client import simulation as simclaims
 from gpusched_client.errors import GpuschedError, Invalid, NotFound
+from gpusched_client.terms import Mode
 from gpusched_client.units import parse_bytes, parse_seconds
 
 RAMP_STEP_S = 0.05
@@ -92,7 +93,7 @@ def _directory_of_the_daemon() -> Path:
         status = client.status()
     if status.gpu_source != "simulated":
         raise NotFound("the daemon's GPUs are not simulated")
-    if status.mode == "system":
+    if status.mode == Mode.SYSTEM:
         return simclaims.SYSTEM_DIR
     return Path(status.database).parent / simclaims.DIRECTORY_NAME
 

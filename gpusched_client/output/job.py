@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class View(NamedTuple):
-    """Who looks, when, and how wide the terminal is (None: a file or a pipe, never cut)."""
+    """Who is looking, when, and how wide the terminal is (None: a file or a pipe, never cut)."""
 
     now_s: float
     uid: int
@@ -247,7 +247,7 @@ def _place_facts(job: JobView) -> list[tuple[str, str]]:
 
 
 def _file_of(job: JobView, pattern: bytes | None) -> bytes:
-    """Where its words go: the pattern filled in as the daemon does it, in the job's directory."""
+    """Where its output goes: the pattern filled in as the daemon does, in the job's directory."""
     name, user = job.name or "", job.user or ""
     filled = fill_pattern(pattern or b"", job_id=job.job_id, name=name, user=user)
     return os.path.join(job.cwd or b"", filled) if filled else b""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gpusched_client.output.table import cut, table
 from gpusched_client.output.text import NONE, time_text
-from gpusched_client.terms import printable
+from gpusched_client.terms import Launch, printable
 from gpusched_client.units import bytes_short, bytes_text
 
 if TYPE_CHECKING:
@@ -56,11 +56,11 @@ def usage_table(users: Iterable[UsageView], width: int | None = None) -> str:
 
 
 def status_text(status: StatusResult, now_s: float, width: int | None = None) -> str:
-    """The daemon's health, one fact a line; what needs a person comes last."""
+    """The daemon's health, one fact a line; what needs attention comes last."""
     facts = [
         ("Daemon", f"gpuschedd {status.version}, pid {status.pid}, {status.mode} mode"),
         ("Up since", time_text(status.started_at_s, now_s)),
-        ("Jobs start", "through PID 1" if status.launch == "pid1" else "directly"),
+        ("Jobs start", "through PID 1" if status.launch == Launch.PID1 else "directly"),
         ("GPUs", f"{status.gpus_ok} of {status.gpus} in service ({status.gpu_source})"),
         ("Last sample", _ago(status.sample_age_s)),
         ("Database", f"{status.database}, {_size_or_unknown(status.database_bytes)}"),

@@ -20,7 +20,7 @@ Word = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 """One argument or path; text becomes bytes as os.fsencode does it."""
 
 _DEFAULT_NAME_CHARS_MAX = 64
-_NOT_IN_NAMES = re.compile(r"[^-A-Za-z0-9_.+]+")
+_NOT_IN_NAMES = r"[^-A-Za-z0-9_.+]+"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def _directory(given: Word | None) -> bytes:
     try:
         return os.getcwdb() if given is None else os.path.abspath(os.fsencode(given))
     except FileNotFoundError:
-        problem = "the current directory does not exist any more; go to another, or name one"
+        problem = "the current directory no longer exists; go to another, or name one"
         raise Invalid(problem, {"path": "cwd"}) from None
 
 
@@ -108,7 +108,7 @@ def default_name(argv: Sequence[Word] | None, shell: str | bytes | None) -> str:
 def legal_name(path: str) -> str:
     """The last component of `path` as a name that is easy to type; "job" where nothing is left."""
     base = path.rstrip("/").rpartition("/")[2]
-    return _NOT_IN_NAMES.sub("_", base)[:_DEFAULT_NAME_CHARS_MAX].strip("_") or "job"
+    return re.sub(_NOT_IN_NAMES, "_", base)[:_DEFAULT_NAME_CHARS_MAX].strip("_") or "job"
 
 
 def current_umask() -> int:

@@ -17,10 +17,8 @@ from gpusched_client.wire.limits import PAYLOAD_BYTES_MAX
 
 _SNIFF_BYTES = 64 * 1024
 _SHELLS = rb"(?:ba|da|k|mk|z|fi|a|c|tc)?sh"
-_SHELL_SHEBANG = re.compile(
-    rb"#!\s*(?:\S*/)?(?:env\s+(?:-\S+\s+)*)?(?:\S*/)?" + _SHELLS + rb"(?:\s|$)"
-)
-_DIRECTIVE = re.compile(rb"#(GSUB|SBATCH)(?:\s+(.*))?")
+_SHELL_SHEBANG = rb"#!\s*(?:\S*/)?(?:env\s+(?:-\S+\s+)*)?(?:\S*/)?" + _SHELLS + rb"(?:\s|$)"
+_DIRECTIVE = rb"#(GSUB|SBATCH)(?:\s+(.*))?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +45,11 @@ def is_script(path: str) -> bool:
     except (OSError, ValueError):
         return False
     first_line = head.split(b"\n", 1)[0]
-    return _SHELL_SHEBANG.match(first_line) is not None or bool(_directives(head))
+    return re.match(_SHELL_SHEBANG, first_line) is not None or bool(_directives(head))
 
 
 def read_script(path: str) -> Script:
-    """The script in a file. Raises Invalid where it cannot be read or is none."""
+    """The script in a file. Raises Invalid where it cannot be read or is not a script."""
     try:
         with open(path, "rb") as file:
             content = file.read(PAYLOAD_BYTES_MAX + 1)
@@ -84,18 +82,18 @@ def script_of(content: bytes, source: str) -> Script:
         lines.append((here, tuple(translation.taken)))
         warnings += [f"{name} (line {line})" for name in translation.ignored]
     if warnings:  # one line: a script from elsewhere has a dozen of them
-        warnings = [f"{source}: ignored, since they have no meaning here: {', '.join(warnings)}"]
+        warnings = [f"{source}: ignored, because they have no meaning here: {', '.join(warnings)}"]
     return Script(content, tuple(lines), tuple(warnings))
 
 
 def _directives(content: bytes) -> list[tuple[int, str, str]]:
-    """(line number, GSUB or SBATCH, rest) of the lines before the first that is no comment."""
+    """(line number, GSUB or SBATCH, rest) of the lines before the first that is not a comment."""
     found = []
     for index, line in enumerate(content.split(b"\n"), start=1):
         stripped = line.strip()
         if stripped and not stripped.startswith(b"#"):
             break
-        match = _DIRECTIVE.fullmatch(stripped)
+        match = re.fullmatch(_DIRECTIVE, stripped)
         if match is not None:
             found.append((index, match[1].decode(), os.fsdecode(match[2] or b"")))
     return found
@@ -111,5 +109,5 @@ def _split(text: str, here: str) -> list[str]:
 def _gsub_words(text: str, here: str) -> list[str]:
     words = _split(text, here)
     if words and not words[0].startswith("-"):
-        raise Invalid(f"{here}: {words[0]!r} is no option; write it as #GSUB --gpus 2")
+        raise Invalid(f"{here}: {words[0]!r} is not an option; write it as #GSUB --gpus 2")
     return words

@@ -59,7 +59,7 @@ def _take_option(words: list[str], here: str) -> tuple[str, str | None]:
     """Remove one option, with its value, from the front of the words."""
     word = words.pop(0)
     if not word.startswith("-") or word in ("-", "--"):
-        raise Invalid(f"{here}: {word!r} is no option")
+        raise Invalid(f"{here}: {word!r} is not an option")
     if word.startswith("--"):
         name, equals, value = word.partition("=")
         if equals:

@@ -27,7 +27,7 @@ class HelloResult(Response):
 
 @method("hello", Right.ALL)
 class Hello(Request[HelloResult]):
-    """Who is there? Costs nothing and changes nothing."""
+    """Ask who the daemon is. Costs nothing and changes nothing."""
 
 
 @message
@@ -40,7 +40,7 @@ class LoggedProblem(Response):
 
 @message
 class StatusResult(Response):
-    """The daemon's health. `problems` is empty where all is well.
+    """The daemon's health. `problems` is empty when all is well.
 
     `last_errors` is for admins. What is None is not known, or does not apply.
     """
@@ -67,7 +67,7 @@ class StatusResult(Response):
 
 @method("status", Right.ALL)
 class StatusRequest(Request[StatusResult]):
-    """How is the daemon?"""
+    """The daemon's health."""
 
 
 @message

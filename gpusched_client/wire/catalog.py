@@ -1,6 +1,7 @@
 """All methods of the wire by name, as the modules of messages declare them.
 
-For who takes any request: the daemon, the reference, tests. A client imports only what it sends.
+For code that takes any request: the daemon, the reference, tests. A client imports only what it
+sends.
 """
 
 from __future__ import annotations

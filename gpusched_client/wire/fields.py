@@ -58,7 +58,7 @@ class ChoiceReader(Reader):
         self.words = words
 
 
-class Flaw:
+class InvalidValue:
     """Stands in a decoded message for what MessagePack can say and this protocol cannot.
 
     The decoder puts it where a duplicate key or an extension type was, so that the refusal can
@@ -119,7 +119,7 @@ def kind_of(value: object) -> str:
 
 def refuse_type(value: object, path: str, needed: str) -> NoReturn:
     """Raise Invalid for a value of the wrong type at `path`."""
-    if isinstance(value, Flaw):
+    if isinstance(value, InvalidValue):
         refuse(path, value.text, "remove it")
     kind = kind_of(value)
     quoted = f"{shown(value)} is " if isinstance(value, (bool, int, float, str, bytes)) else ""

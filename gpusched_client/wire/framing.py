@@ -1,20 +1,20 @@
-"""Sans-IO MessagePack-RPC: bytes in, messages out, and back. The limits of a message live here.
+"""Sans-IO MessagePack-RPC: bytes in, frames out, and back.
 
 Owns the envelope ([type, msgid, ...]) and what a message may cost before anybody looks into it.
-Must not do I/O, know methods, or keep more than one unfinished message.
+Must not do I/O, know methods, or keep more than one unfinished message. Frames are named tuples:
+frozen dataclasses of their number would add a twentieth to the start of every command.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgpack
 
 from gpusched_client import errors
 from gpusched_client.errors import GpuschedError, Internal, Invalid, TooLarge
-from gpusched_client.wire.fields import Flaw, kind_of, shown
+from gpusched_client.wire.fields import InvalidValue, kind_of, shown
 from gpusched_client.wire.limits import (
     ARGV_ITEMS_MAX,
     CONTAINERS_MAX,
@@ -30,8 +30,7 @@ _BUFFER_BYTES = 16 * 1024  # to begin with; the decoder's own default is 1 MiB a
 _HEAD_BYTES = 16  # enough for [type, msgid]
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(NamedTuple):
     """What one message may have."""
 
     message_bytes: int
@@ -58,8 +57,7 @@ RESPONSE_LIMITS = Limits(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class RequestFrame:
+class RequestFrame(NamedTuple):
     """[0, msgid, method, [params]]; params is an empty dict where none were sent."""
 
     msgid: int
@@ -67,8 +65,7 @@ class RequestFrame:
     params: Any
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseFrame:
+class ResponseFrame(NamedTuple):
     """[1, msgid, error, result]; `error` is the typed error, or None."""
 
     msgid: int | None
@@ -76,16 +73,14 @@ class ResponseFrame:
     result: Any
 
 
-@dataclass(frozen=True, slots=True)
-class NotificationFrame:
+class NotificationFrame(NamedTuple):
     """[2, method, [params]]."""
 
     method: str
     params: Any
 
 
-@dataclass(frozen=True, slots=True)
-class Malformed:
+class Malformed(NamedTuple):
     """A message that cannot be taken: answer `error` to `msgid` (null when None).
 
     After `is_fatal` the boundaries of messages are lost and the decoder is dead: answer and close.
@@ -100,10 +95,10 @@ Incoming = RequestFrame | ResponseFrame | NotificationFrame | Malformed
 
 
 class _Contents:
-    """What has been decoded of one message, in the hooks that msgpack calls.
+    """What has been decoded of one message, counted in the hooks that msgpack calls.
 
-    Apart from the decoder: hooks of its own would be a cycle, and keep the buffers of each closed
-    connection until the next full garbage collection.
+    It is apart from the decoder because hooks bound to that would make a cycle, which would keep
+    the buffers of each closed connection until the next full garbage collection.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -128,20 +123,20 @@ class _Contents:
         self._count(len(items))
         return items
 
-    def take_map(self, pairs: list[tuple[Any, Any]]) -> dict[Any, Any] | Flaw:
+    def take_map(self, pairs: list[tuple[Any, Any]]) -> dict[Any, Any] | InvalidValue:
         """A map is whole."""
         self._count(len(pairs))
         for key, _ in pairs:
             if type(key) is not str and type(key) is not bytes:
-                return Flaw(f"the key {shown(key)} is neither text nor a byte string")
+                return InvalidValue(f"the key {shown(key)} is neither text nor a byte string")
         entries = dict(pairs)
-        return entries if len(entries) == len(pairs) else Flaw(_duplicate_text(pairs))
+        return entries if len(entries) == len(pairs) else InvalidValue(_duplicate_text(pairs))
 
 
 class Decoder:
     """Turns a stream of bytes into messages, within limits.
 
-    What a duplicate key or an extension type was becomes a Flaw, so that the reader of the fields
+    A duplicate key or an extension type becomes an InvalidValue, so that the reader of the fields
     can name the path; invalid UTF-8 becomes lone surrogates for the same reason.
     """
 
@@ -236,13 +231,13 @@ _NOTHING = object()
 
 
 def _without_traceback(error: GpuschedError) -> GpuschedError:
-    """To be kept: with its traceback it holds the callers, and they what holds it, a cycle."""
+    """An error to keep: its traceback would hold the callers, and they its keeper, a cycle."""
     error.__traceback__ = error.__cause__ = error.__context__ = None
     return error
 
 
-def _take_ext(code: int, data: bytes) -> Flaw:
-    return Flaw(f"an extension type ({code}, {len(data)} bytes)")
+def _take_ext(code: int, data: bytes) -> InvalidValue:
+    return InvalidValue(f"an extension type ({code}, {len(data)} bytes)")
 
 
 def _duplicate_text(pairs: list[tuple[Any, Any]]) -> str:
@@ -268,7 +263,7 @@ def _too_deep(limit: int) -> Invalid:
 
 
 def _not_taken(error: Exception) -> GpuschedError:
-    """What the decoder refused: a length over its limit, or bytes that are no MessagePack."""
+    """What the decoder refused: a length over its limit, or bytes that are not MessagePack."""
     text = str(error) or type(error).__name__
     if isinstance(error, msgpack.BufferFull) or "exceeds max" in text:
         return TooLarge(f"message too large: {text}. Send less at once.", {"path": ""})
@@ -284,7 +279,7 @@ def _not_an_envelope(problem: str) -> Invalid:
 def _message(value: Any, levels: int) -> Incoming:
     """The message in a decoded value. Raises Invalid where the envelope itself is broken."""
     if type(value) is not list or not value or type(value[0]) is not int:
-        raise _not_an_envelope("no array that begins with a type")
+        raise _not_an_envelope("it is not an array that begins with a type")
     kind, length = value[0], len(value)
     if kind == 2 and length == 3:
         return _notification(value, levels)
@@ -294,7 +289,7 @@ def _message(value: Any, levels: int) -> Incoming:
     if kind == 1 and msgid is None:
         return ResponseFrame(None, _error_in(value[2]), value[3])
     if type(msgid) is not int or not 0 <= msgid <= MSGID_MAX:
-        raise _not_an_envelope(f"msgid {shown(msgid)} is no integer from 0 to {MSGID_MAX}")
+        raise _not_an_envelope(f"msgid {shown(msgid)} is not an integer from 0 to {MSGID_MAX}")
     if _is_deeper(value, levels):
         return Malformed(msgid, _too_deep(levels), is_fatal=False)
     if kind == 1:
@@ -317,14 +312,14 @@ def _notification(value: list[Any], levels: int) -> Incoming:
 def _method(value: Any) -> str:
     if type(value) is not str or not value.isascii() or not 1 <= len(value) <= METHOD_BYTES_MAX:
         raise Invalid(
-            f"method {shown(value)} is no name of 1 to {METHOD_BYTES_MAX} ASCII characters",
+            f"method {shown(value)} is not a name of 1 to {METHOD_BYTES_MAX} ASCII characters",
             {"path": "method"},
         )
     return value
 
 
 def _params(value: Any) -> Any:
-    """The one map in the array, or an empty one; its content is the protocol's affair."""
+    """The one map in the array, or an empty one; the methods judge what is in it."""
     if type(value) is not list or len(value) > 1:
         kind = f"an array of {len(value)}" if type(value) is list else kind_of(value)
         raise Invalid(f"params is {kind}; send an array with one map", {"path": "params"})
@@ -332,7 +327,7 @@ def _params(value: Any) -> Any:
 
 
 def _error_in(value: Any) -> GpuschedError | None:
-    """The typed error of a response; what is no error map of ours becomes Internal."""
+    """The typed error of a response; what is not an error map of ours becomes Internal."""
     if value is None:
         return None
     if isinstance(value, dict):
@@ -376,7 +371,7 @@ def _msgid_in(head: bytes) -> int | None:
 
 
 def encode_request(msgid: int, method: str, params: Mapping[str, Any]) -> bytes:
-    """A request's bytes; TooLarge above REQUEST_BYTES_MAX, Invalid where text is no Unicode."""
+    """A request's bytes; TooLarge above REQUEST_BYTES_MAX, Invalid where text is not Unicode."""
     try:
         data = _packed([0, msgid, method, [params]], "strict")
     except UnicodeEncodeError as error:

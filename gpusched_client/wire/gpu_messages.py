@@ -24,8 +24,8 @@ _GPU_NAME = Reader(_read_gpu_name, "text or integer", "a UUID of at most 128 byt
 class GpuView(Response):
     """One GPU. `used_bytes` is None when it cannot be read, which is not zero.
 
-    `promised_bytes` is what jobs hold, `foreign_bytes` what processes outside the scheduler are
-    reckoned with. `stale` says that the figures are of an older sample.
+    `promised_bytes` is what jobs hold, `foreign_bytes` what is kept for processes outside the
+    scheduler. `stale` says that the figures are of an older sample.
     """
 
     index: int = wire(integer())
@@ -48,7 +48,7 @@ class GpusResult(Response):
     """All GPUs of the inventory, by index."""
 
     gpus: tuple[GpuView, ...] = wire(list_of(nested(GpuView), 2 * GPUS_MAX))
-    problem: str | None = wire(ANY_TEXT, default=None)  # why they cannot be looked at
+    problem: str | None = wire(ANY_TEXT, default=None)  # why they cannot be read
 
 
 @method("gpus", Right.ALL)
@@ -87,7 +87,7 @@ class ResumeRequest(Request[ResumeResult]):
 
 @method("gpus_release", Right.ADMIN, (Denied, StorageError))
 class GpusReleaseRequest(Request[GpusResult]):
-    """Let go of the driver, so that MIG modes can be changed or a GPU be reset; jobs run on."""
+    """Release the driver, so that MIG modes can be changed or a GPU reset; jobs keep running."""
 
     reason: str = wire(text(REASON_BYTES_MAX))
 

@@ -209,10 +209,10 @@ class JobQuery(Request[JobView]):
 
 @message
 class Outcome(Response):
-    """What became of one id of a cancel or an update.
+    """What became of one id of a cancel, an update or a top.
 
     `code` is None where it was done, else an error code; `state` is the job's state after it.
-    `text` says it to people: "cancelled", "signalled", "was COMPLETED already", or the error.
+    `text` is for people: "cancelled", "signalled", "was COMPLETED already", or the error.
     """
 
     job_id: int = wire(JOB_ID)

@@ -1,11 +1,12 @@
 """THE table of job options: what a submitter may ask for, one row an option.
 
-A row is a field of JobOptions. From it are made: the field of JobRequest and of JobView that
-travels, gsub's option, the keyword of Client.submit, the #GSUB and #SBATCH lines, the words with
-which gsub says what it understood, and the fact that `gq ID` shows. So a new option is one row
-here, with the type of its keyword in JobKeywords, beside what the daemon does with it.
+A row is a field of JobOptions. Everything else about the option is made from it: the fields of
+JobRequest and JobView, gsub's option, the keyword of Client.submit, the #GSUB and #SBATCH lines,
+the words in which gsub repeats a request, and the fact that `gq ID` shows. A new option is one row
+here and the type of its keyword in JobKeywords, apart from what the daemon does with it.
 
-Pure: it knows no terminal and no process. How flags are parsed is the commands' affair.
+It belongs to the wire because the messages are made from it. Pure: it knows no terminal and no
+process; the commands turn a row into an option of click.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class JobOption:
 
     `keyword` is its name in Python, where it is not the field's. `slurm` are the names of #SBATCH
     that mean the same; `from_slurm` turns their value into ours, or into None where it asks for
-    what is done anyway. `words` are for `understood`, and `fact` has a name and a value for `gq`.
+    what is done anyway. `words` are for describe_request; `fact` is a name and a value for `gq ID`.
     """
 
     # Written out, since a dataclass's methods are generated at each start of each command.
@@ -70,7 +71,7 @@ class JobOption:
         metavar: str | None = None,
         shows_default: bool = False,
         keyword: str = "",
-        parse: Callable[[str], int] | None = None,
+        parse: Callable[[str], float] | None = None,
         slurm: tuple[str, ...] = (),
         from_slurm: Callable[[str], str | None] = lambda value: value,
         words: Words = lambda _asked, _limit_s: "",
@@ -132,7 +133,7 @@ def _table(cls: type[M]) -> type[M]:
 def _parse_vram(text: str) -> int:
     size = parse_bytes(text)
     if size == 0:
-        raise Invalid(f"{text!r} is no memory at all; leave it out to take whole GPUs")
+        raise Invalid(f"{text!r} is not an amount of memory; leave it out to take whole GPUs")
     return size
 
 
@@ -146,7 +147,7 @@ def _parse_memory(text: str) -> int:
 def _parse_time_limit(text: str) -> int:
     seconds = parse_duration(text)
     if seconds == 0:
-        raise Invalid(f"{text!r} is no time at all; use unlimited for no limit")
+        raise Invalid(f"{text!r} is not a time limit; use unlimited for no limit")
     return limit_to_wire(seconds)
 
 
@@ -160,7 +161,7 @@ def _memory_from_slurm(value: str) -> str | None:
     return None if value == "0" else value
 
 
-# ----------------------------------------------------------------------- words for `understood`
+# ------------------------------------------------------------------------ a request in words
 
 
 def _count(number: int, one: str, many: str) -> str:
@@ -208,7 +209,7 @@ def _retries_words(asked: JobOptions, _limit_s: int | None) -> str:
     return f"up to {_count(asked.retries, 'retry', 'retries')}" if asked.retries else ""
 
 
-# -------------------------------------------------------------------------- facts for `gq ID`
+# ------------------------------------------------------------------------ facts for `gq ID`
 
 
 def _gpus_fact(job: JobOptions) -> str:
@@ -437,7 +438,7 @@ def fields_of(given: Mapping[str, object]) -> dict[str, Any]:
     return {row.field: row.value(given[row.keyword]) for row in rows}
 
 
-def understood(asked: JobOptions, limit_s: int | None) -> str:
+def describe_request(asked: JobOptions, limit_s: int | None) -> str:
     """What a submission asks for, in words: "2 GPUs, 18 GiB each, limit 30 min".
 
     `limit_s` is the time limit that the daemon gave it, as it travels; None: not known.

@@ -87,7 +87,7 @@ class Message:
         return read
 
     def check(self, path: str) -> None:
-        """Raise what no single field can tell. Requests override it."""
+        """Raise Invalid or TooLarge for what no single field shows. Requests override it."""
 
     def to_wire(self) -> dict[str, Any]:
         """The map to send. Requests leave out what is at its default."""

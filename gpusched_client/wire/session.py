@@ -13,7 +13,7 @@ from typing import TypeVar
 from gpusched_client.errors import GpuschedError, Internal, Unavailable
 from gpusched_client.wire.message import Response
 from gpusched_client.wire.methods import Request
-from gpusched_client.wire.transport import Connection, Lost, TooLate, connect
+from gpusched_client.wire.transport import Connection, ConnectionLost, ReplyTimeout, connect
 
 PAUSE_S, PAUSE_MAX_S = 0.02, 0.5
 
@@ -58,12 +58,12 @@ class Session:
             asked = request() if callable(request) else request
             try:
                 return _typed(asked, connection.call(asked, timeout_s))
-            except (Lost, Unavailable) as error:
+            except (ConnectionLost, Unavailable) as error:
                 self.close()
                 now_s = time.monotonic()
                 if deadline is None or now_s - asked_at_s > self._reconnect_s:
                     deadline = now_s + self._reconnect_s
-                if not repeatable or isinstance(error, TooLate) or now_s >= deadline:
+                if not repeatable or isinstance(error, ReplyTimeout) or now_s >= deadline:
                     raise _as_unavailable(error, asked.method) from error
                 time.sleep(PAUSE_S)
             except GpuschedError:
@@ -75,7 +75,7 @@ class Session:
     def subscribe(self, request: Request[R]) -> tuple[Connection, R]:
         """A connection that is the caller's alone, and the reply to what it was asked first.
 
-        The session's next call opens another. Raises Lost where it broke in between.
+        The session's next call opens another. Raises ConnectionLost where it broke in between.
         """
         connection = self._connected(self._deadline())
         self._connection = None

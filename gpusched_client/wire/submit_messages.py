@@ -94,7 +94,7 @@ _ENVIRONMENT = Reader(
 
 def _read_rlimit_name(value: object, path: str) -> str:
     if value not in RLIMIT_NAMES:
-        refuse(path, f"{shown(value)} is no limit", f"use {' '.join(sorted(RLIMIT_NAMES))}")
+        refuse(path, f"{shown(value)} is not a limit", f"use {' '.join(sorted(RLIMIT_NAMES))}")
     return str(value)
 
 

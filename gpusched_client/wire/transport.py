@@ -25,11 +25,11 @@ _RECEIVE_BYTES = 256 * 1024
 _OVERFLOW_UID = 65_534  # what a user namespace shows for a uid that it does not map
 
 
-class Lost(Exception):
+class ConnectionLost(Exception):
     """The connection broke before the reply: nobody knows whether the request was taken."""
 
 
-class TooLate(Unavailable):
+class ReplyTimeout(Unavailable):
     """No reply in time; the daemon may be alive, so it is not asked again."""
 
 
@@ -57,7 +57,7 @@ class Connection:
             return True
 
     def call(self, request: Request[Any], timeout_s: float | None) -> object:
-        """The decoded result of one call; raises its error, TooLate, or Lost."""
+        """The decoded result of one call; raises its error, ReplyTimeout, or ConnectionLost."""
         self._msgid = (self._msgid + 1) % framing.MSGID_MAX
         data = framing.encode_request(self._msgid, request.method, request.to_wire())
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -65,7 +65,7 @@ class Connection:
             self._sock.settimeout(timeout_s)
             self._sock.sendall(data)
         except TimeoutError as error:
-            raise TooLate(f"the daemon took no request in {timeout_s:g} s") from error
+            raise ReplyTimeout(f"the daemon took no request in {timeout_s:g} s") from error
         except OSError:
             pass  # a server that refuses and closes has said why: read it first
         while True:
@@ -78,7 +78,7 @@ class Connection:
                     return message.result
 
     def notifications(self) -> Iterator[framing.NotificationFrame]:
-        """Notifications, those that came with an earlier reply first; ends by Lost only."""
+        """Notifications, earlier ones first; ends by ConnectionLost only."""
         while True:
             pending, self._notifications = self._notifications, []
             yield from pending
@@ -90,11 +90,11 @@ class Connection:
             self._sock.settimeout(_left_s(deadline))
             data = self._sock.recv(_RECEIVE_BYTES)
         except (TimeoutError, BlockingIOError) as error:
-            raise TooLate(f"no reply in {timeout_s:g} s; {self._why_silent()}") from error
+            raise ReplyTimeout(f"no reply in {timeout_s:g} s; {self._why_silent()}") from error
         except OSError as error:
-            raise Lost from error
+            raise ConnectionLost from error
         if not data:
-            raise Lost
+            raise ConnectionLost
         messages = self._decoder.feed(data)
         for message in messages:
             if isinstance(message, framing.NotificationFrame):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpusched_client.errors import LimitReached
-from gpusched_client.wire.fields import Flaw
+from gpusched_client.wire.fields import InvalidValue
 from gpuschedd.api import limits as budget
 from gpuschedd.api import readers as reads
 from gpuschedd.api.limits import RequestBudget, cost_of
@@ -39,7 +39,7 @@ def test_a_request_costs_what_it_names() -> None:
     assert cost_of({"jobs": 7, "ids": None}) == 1.0
 
 
-@pytest.mark.parametrize("params", [None, 7, "text", b"bytes", [], [{}], Flaw("two keys")])
+@pytest.mark.parametrize("params", [None, 7, "text", b"bytes", [], [{}], InvalidValue("two keys")])
 def test_what_is_no_map_costs_as_the_least(params: object) -> None:
     assert cost_of(params) == 1.0
 

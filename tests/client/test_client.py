@@ -156,7 +156,9 @@ def test_states_are_named_as_for_gq_and_others_are_refused(serve: Serve) -> None
     server = serve({"jobs": lambda _: {"jobs": [], "total": 0}})
     with Client() as c:
         c.jobs(states=["r", JobState.PENDING])
-        with pytest.raises(Invalid, match="'RUN' is no job state; use live, final, all or PENDING"):
+        with pytest.raises(
+            Invalid, match="'RUN' is not a job state; use live, final, all or PENDING"
+        ):
             c.jobs(states=["RUN"])
     ((_, params),) = server.requests
     assert params["states"] == ["RUNNING", "PENDING"]

@@ -35,5 +35,5 @@ def test_states_are_read_in_either_length_and_any_case() -> None:
     assert parse_states("pd, Running,R") == (JobState.PENDING, JobState.RUNNING)
     assert all(state.is_live for state in parse_states("live"))
     assert set(parse_states("live,final")) == set(parse_states("all")) == set(JobState)
-    with pytest.raises(Invalid, match="'RUN' is no job state; use live, final, all or PENDING"):
+    with pytest.raises(Invalid, match="'RUN' is not a job state; use live, final, all or PENDING"):
         parse_states("RUN")

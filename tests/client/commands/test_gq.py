@@ -275,7 +275,7 @@ def test_columns_can_be_chosen_by_name_or_by_squeues_letters(
     golden("gq-format", chosen + run(cli, "--format", "%.6i %.9j %T %R").text)
     outcome = run(cli, "--format", "COLOUR")
     assert outcome.status == 2
-    assert "'COLOUR' is no column" in outcome.err
+    assert "'COLOUR' is not a column" in outcome.err
 
 
 PENDING_DETAIL = view(

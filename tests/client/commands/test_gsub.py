@@ -150,7 +150,7 @@ def test_a_directory_that_was_removed_is_no_place_to_submit_from(
     gone.rmdir()
     outcome = run(cli, *options, "true")
     assert (outcome.status, outcome.out) == (2, "")
-    assert outcome.err.startswith("gsub: the current directory does not exist any more")
+    assert outcome.err.startswith("gsub: the current directory no longer exists")
 
 
 # --------------------------------------------------------------------------------- scripts
@@ -237,7 +237,7 @@ def test_slurms_option_lines_are_understood_and_strange_ones_warned_about(
     assert (job["name"], job["gpus"], job["gpu_model"]) == ("train", 2, "a100")
     assert (job["time_limit_s"], job["output"], job["hold"]) == (86_400, b"out-%j.txt", True)
     assert outcome.err == (
-        f"gsub: {path}: ignored, since they have no meaning here: "
+        f"gsub: {path}: ignored, because they have no meaning here: "
         "-p (line 4), --qos (line 8), --ntasks (line 8)\n"
     )
 
@@ -257,7 +257,7 @@ def test_no_time_means_no_limit_in_slurms_lines(
     ("text", "message"),
     [
         ("#!/bin/sh\n#SBATCH --array=1-9\n", "line 2: --array is not supported"),
-        ("#!/bin/sh\n#GSUB python\n", "line 2: 'python' is no option"),
+        ("#!/bin/sh\n#GSUB python\n", "line 2: 'python' is not an option"),
         ("#!/bin/sh\n#GSUB -g 2 python\n", "line 2: a script's option lines cannot hold a command"),
         ("#!/bin/sh\n#SBATCH -N 2\n", "line 2: -N=2: there is one host here; ask for 1"),
         ("#!/bin/sh\n\n#SBATCH --time=1:xx\n", "line 3: Invalid value for '-t' / '--time': '1:xx'"),

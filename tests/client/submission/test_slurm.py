@@ -45,7 +45,7 @@ def test_what_has_no_meaning_is_named(words: str, ignored: list[str]) -> None:
         ("-d afterok:1", "here: -d is not supported"),
         ("-N2", "here: -N=2: there is one host"),
         ("--gres=gpu:a:b:2", "is not understood"),
-        ("train.py", "'train.py' is no option"),
+        ("train.py", "'train.py' is not an option"),
     ],
 )
 def test_what_would_run_something_else_is_refused(words: str, problem: str) -> None:

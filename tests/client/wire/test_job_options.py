@@ -15,7 +15,7 @@ from gpusched_client.wire.job_options import (
     JobKeywords,
     JobOption,
     asked_facts,
-    understood,
+    describe_request,
 )
 from gpusched_client.wire.message import specs_of
 from gpusched_client.wire.submit_messages import JobRequest
@@ -70,6 +70,6 @@ def test_a_view_of_a_newer_daemon_may_hold_more_than_can_be_asked_for() -> None:
 
 def test_words_and_facts_are_the_rows() -> None:
     asked = JobRequest(cwd=b"/", argv=(b"x",), gpu_model="A100", hold=True, retries=1)
-    assert understood(asked, None) == "1 GPU, model A100, default limit, up to 1 retry, held"
+    assert describe_request(asked, None) == "1 GPU, model A100, default limit, up to 1 retry, held"
     assert ("Model", "A100") in asked_facts(asked)
     assert ("CPUs", "") in asked_facts(asked)

@@ -12,7 +12,7 @@ from gpusched_client.terms import JobState
 from gpusched_client.wire import framing
 from gpusched_client.wire.admin_messages import Hello
 from gpusched_client.wire.catalog import METHODS, read_request
-from gpusched_client.wire.fields import Flaw
+from gpusched_client.wire.fields import InvalidValue
 from gpusched_client.wire.job_messages import JobView, UpdateRequest
 from gpusched_client.wire.submit_messages import JobRequest, SubmitRequest, SubmitResult
 
@@ -68,8 +68,8 @@ def test_a_name_is_any_text_that_a_table_can_show(name: str) -> None:
         ({"environment": {b"": b""}}, "jobs[0].environment"),
         ({"environment": {b"A": b"\0"}}, "jobs[0].environment.A"),
         ({"environment": {b"A": b"", "A": b""}}, "jobs[0].environment"),
-        ({"environment": {b"A": Flaw("an extension type")}}, "jobs[0].environment.A"),
-        ({"environment": Flaw("the key 'A' is there twice")}, "jobs[0].environment"),
+        ({"environment": {b"A": InvalidValue("an extension type")}}, "jobs[0].environment.A"),
+        ({"environment": InvalidValue("the key 'A' is there twice")}, "jobs[0].environment"),
         ({"umask": 0o1000}, "jobs[0].umask"),
         ({"rlimits": {"colour": [1, 1]}}, "jobs[0].rlimits"),
         ({"rlimits": {"nofile": [1]}}, "jobs[0].rlimits.nofile"),
