@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 from tests.face import probe
-from tests.face.normal import Normal, Pattern, Shapes, briefly
+from tests.face.normal import Normal, Pattern, Shapes, briefly, without_chance
 from tests.face.wire import Refused, Watch, Wire
 from tests.support.daemon import BIN, DaemonProcess, until
 
@@ -602,7 +602,7 @@ def _typed(normal: Normal, entry: dict[str, Any]) -> dict[str, Any]:
 def _events(normal: Normal, events: list[dict[str, Any]]) -> dict[str, Any]:
     """The kinds of each job's events in their order, and what each kind carries."""
     shapes = Shapes()
-    of_jobs: dict[str, list[str]] = {}
+    of_jobs: dict[str, list[dict[str, Any]]] = {}
     of_no_job: dict[str, int] = {}
     for event in events:
         if event["kind"] == BY_CHANCE:
@@ -612,9 +612,12 @@ def _events(normal: Normal, events: list[dict[str, Any]]) -> dict[str, Any]:
         if event["job_id"] is None:
             of_no_job[event["kind"]] = of_no_job.get(event["kind"], 0) + 1
         elif event["job_id"] in normal.names:
-            of_jobs.setdefault(normal.names[event["job_id"]], []).append(event["kind"])
+            of_jobs.setdefault(normal.names[event["job_id"]], []).append(event)
     return {
-        "of jobs": dict(sorted(of_jobs.items())),
+        "of jobs": {
+            name: [event["kind"] for event in without_chance(its)]
+            for name, its in sorted(of_jobs.items())
+        },
         "of no job": of_no_job,
         "what they carry": shapes.seen(),
     }
