@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from gpusched_client import __version__
 from gpusched_client.errors import GpuschedError
 
 EXIT_INTERRUPTED = 130
@@ -135,7 +136,7 @@ class IntRange(click.IntRange):
         return f"{self.min} to {self.max}"
 
 
-VERSION = click.version_option(None, package_name="gpuschedd", message="%(prog)s %(version)s")
+VERSION = click.version_option(__version__, message="%(prog)s %(version)s")
 CONTEXT_SETTINGS = {"help_option_names": ["--help", "-h"], "max_content_width": 100}
 
 

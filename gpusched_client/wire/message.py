@@ -94,7 +94,7 @@ class Message:
         wire_map: dict[str, Any] = {}
         for spec in specs_of(type(self)).values():
             value = getattr(self, spec.name)
-            if spec.is_omitted_at_default and value == spec.default:
+            if spec.is_omitted and value == spec.default:
                 continue
             wire_map[spec.name] = value if type(value) in _SCALARS else written(value)
         return wire_map
@@ -143,9 +143,12 @@ def written(value: Any) -> Any:
 
 
 class FieldSpec:
-    """One field of a message: its reader, its default, and how its slot is set."""
+    """One field of a message: how it is read, its default, and how its slot is set.
 
-    __slots__ = ("default", "is_omitted_at_default", "name", "put", "reader")
+    A message without a field that `is_required` is refused.
+    """
+
+    __slots__ = ("default", "is_omitted", "is_required", "name", "put", "read", "reader")
 
     def __init__(self, cls: type[Message], entry: Field[Any]) -> None:
         made = entry.default_factory
@@ -153,13 +156,10 @@ class FieldSpec:
         self.reader: Reader = entry.metadata[READER]
         if cls.is_response:
             self.reader = entry.metadata.get(READER_OF_RESPONSE, self.reader)
+        self.read = self.reader.read
         self.put: Callable[[Message, object], None] = cls.__dict__[entry.name].__set__
-        self.is_omitted_at_default = not cls.is_response and self.default is not MISSING
-
-    @property
-    def is_required(self) -> bool:
-        """Whether a message without it is refused."""
-        return self.default is MISSING
+        self.is_required = self.default is MISSING
+        self.is_omitted = not cls.is_response and not self.is_required  # at its default
 
 
 _SPECS: dict[type[Message], dict[str, FieldSpec]] = {}
@@ -189,7 +189,7 @@ def read_fields(cls: type[Message], value: object, path: str) -> dict[str, Any]:
             refuse(here, "this field is not known", f"known are: {', '.join(specs) or 'none'}")
         if item is None and spec.default is None:
             continue
-        kept[name] = spec.reader.read(item, here)
+        kept[name] = spec.read(item, here)
     return kept
 
 

@@ -125,12 +125,12 @@ def test_a_script_is_readable_by_its_user_alone(host: SystemHost) -> None:
         ({"user": "erin", "uid": ERIN}, "PAM account refused: User account has expired"),
         ({"user": "alice", "uid": ERIN}, f"account alice had uid {ERIN} at submit"),
         ({"user": "erin", "uid": ALICE}, "now erin is uid"),
-        ({"user": "gone", "uid": ALICE}, f"no account gone with uid {ALICE}"),
-        ({"user": "alice", "uid": 30000}, "no account alice with uid 30000"),
+        ({"user": "gone", "uid": ALICE}, f"account gone with uid {ALICE} no longer exists"),
+        ({"user": "alice", "uid": 30000}, "account alice with uid 30000 no longer exists"),
         ({"user": "root", "uid": 0}, "uid 0 is a system account"),
         ({"user": "daemon", "uid": DAEMON_USER}, "is a system account (below UID_MIN"),
         ({"user": "nobody", "uid": 65534}, "uid 65534 is not a user's"),
-        ({"user": "", "uid": ALICE}, "no account"),
+        ({"user": "", "uid": ALICE}, "no longer exists"),
     ],
 )
 def test_whoever_may_not_run_is_refused_with_the_reason(

@@ -170,7 +170,7 @@ def test_a_gpu_that_got_another_s_number_is_not_left_out_in_its_place_56(
     driver.gpu(0, uuid=uuid_of(2))
     driver.gpu(2, uuid=uuid_of(0))
     source.run(source.source._end_child())
-    with pytest.raises(GpuSourceDown, match="counts its GPUs anew"):
+    with pytest.raises(GpuSourceDown, match="has renumbered its GPUs"):
         source.sample()
     sample = source.sample()
     assert {gpu.index: gpu.uuid for gpu in sample.inventory} == {
