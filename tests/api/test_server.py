@@ -289,6 +289,7 @@ def _busy_and_other(place: Path, flood: bytes) -> tuple[Prompt, float, float]:
             charged_then = budget.charged
             to_busy.write_eof()
             await busy.read()
+            to_busy.close()
             to_other.close()
             await server.close()
         return charged_then

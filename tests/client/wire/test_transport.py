@@ -102,10 +102,13 @@ def test_a_full_backlog_is_waited_for(tmp_path: Path, monkeypatch: pytest.Monkey
         sock.setblocking(False)
         sock.connect_ex(str(path))
     monkeypatch.setattr(transport, "BACKLOG_RETRY_S", 60.0)
-    threading.Timer(0.2, lambda: [listener.accept() for _ in range(2)]).start()
+    taken: list[socket.socket] = []
+    taker = threading.Timer(0.2, lambda: taken.extend(listener.accept()[0] for _ in range(2)))
+    taker.start()
     sock = transport._open(path)
     assert sock.getpeername() == str(path)
-    for opened in (sock, listener, *waiting):
+    taker.join()
+    for opened in (sock, listener, *waiting, *taken):
         opened.close()
 
 
