@@ -3,6 +3,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Tests run in a random order, whose seed is said at the end. `make test SEED=7` takes that of 7.
+PYTEST := $(BIN)/python -m pytest -q $(if $(SEED),-p randomly --randomly-seed=$(SEED))
 
 .PHONY: demo test test-system soak check format clean
 

@@ -17,9 +17,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import IO
@@ -152,7 +153,7 @@ def _wait_for(condition: Callable[[], bool], what: str) -> None:
 # --- both ---------------------------------------------------------------------------------------
 
 
-def alternating(measures: list[Callable[[], float]], runs: int) -> list[list[float]]:
+def alternating(measures: Sequence[Callable[[], float]], runs: int) -> list[list[float]]:
     """`runs` values of each measure, taken in turns; every other round backwards."""
     taken: list[list[float]] = [[] for _ in measures]
     for number in range(WARM_UP_RUNS + runs):
@@ -182,14 +183,14 @@ def measure(trees: list[Tree], runs: int) -> dict[str, dict[str, float]]:
     base, tree = alternating([each.start_s for each in trees], runs)
     rows = {"submit to first instruction": compared(base, tree)}
     for words in COMMANDS:
-        calls = [lambda each=each, words=words: each.command_s(words) for each in trees]
+        calls = [partial(each.command_s, words) for each in trees]
         rows[" ".join(words)] = compared(*alternating(calls, runs))
     return rows
 
 
 def main() -> None:
     """Measure, print a table or JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("base")
     parser.add_argument("tree", nargs="?", default="HEAD")
     parser.add_argument("--runs", type=int, default=RUNS)

@@ -54,6 +54,13 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
     return report
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how to have this order again: with -q, nobody else does."""
+    seed = terminalreporter.config.getoption("randomly_seed", None)
+    if seed is not None:
+        terminalreporter.write_line(f"order of the tests: --randomly-seed={seed}")
+
+
 @pytest.fixture(scope="session")
 def is_soak() -> bool:
     """True under `make soak`: the whole figures instead of a tenth."""

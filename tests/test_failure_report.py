@@ -37,7 +37,10 @@ def _report(place: Path) -> str:
     (place / "test_three.py").write_text(TESTS)
     (place / "pytest.ini").write_text("[pytest]\n")
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-n", "1", "test_three.py"],
+        [
+            *(sys.executable, "-m", "pytest", "-p", "tests.conftest", "-n", "1"),
+            *("-p", "no:randomly", "test_three.py"),  # in this order: one log before the other
+        ],
         cwd=place,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,

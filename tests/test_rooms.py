@@ -182,10 +182,9 @@ def _code_lines(path: Path) -> int:
     """Lines that hold code: no blank one, no comment, no docstring."""
     prose: set[int] = set()
     for node in ast.walk(_tree(path)):
-        is_scope = isinstance(
-            node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-        )
-        if is_scope and ast.get_docstring(node) is not None:
+        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if ast.get_docstring(node) is not None:
             first = node.body[0]
             prose |= set(range(first.lineno, (first.end_lineno or first.lineno) + 1))
     silent = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
@@ -287,8 +286,8 @@ def _identifiers(node: ast.AST) -> Iterator[str]:
         yield node.id
     elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         yield node.name
-    elif isinstance(node, ast.arg) or (isinstance(node, ast.keyword) and node.arg):
-        yield node.arg
+    elif isinstance(node, ast.arg | ast.keyword):
+        yield node.arg or ""
     elif isinstance(node, ast.ImportFrom | ast.Import):
         yield from (alias.name for alias in node.names)
         yield getattr(node, "module", None) or ""

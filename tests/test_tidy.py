@@ -181,7 +181,7 @@ def _commands() -> dict[str, click.Command]:
     from gpusched_client.commands.simjob import cli as simjob
     from gpuschedd.cli import cli as daemon
 
-    named = {"gsub": gsub, "gq": gq, "gcancel": gcancel, "gctl": gctl}
+    named: dict[str, click.Command] = {"gsub": gsub, "gq": gq, "gcancel": gcancel, "gctl": gctl}
     named |= {"gpuschedd": daemon, "gpusched-simjob": simjob}
     return dict(_with_subcommands(named.items()))
 

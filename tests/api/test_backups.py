@@ -13,7 +13,7 @@ from gpusched_client.errors import Conflict
 from gpusched_client.wire.admin_messages import BackupRequest
 from gpuschedd.api import backups
 from gpuschedd.api.backups import Backups
-from gpuschedd.store.database import DATABASE_NAME
+from gpuschedd.store.database import DATABASE_NAME, copy_database
 from gpuschedd.store.writer import Store
 
 
@@ -22,7 +22,7 @@ def test_a_copy_whose_reader_left_while_it_was_made_is_gone(
 ) -> None:
     """It holds the environments of waiting jobs, and each one takes the room of a database."""
     Store.open(tmp_path).close()
-    real, may_copy = backups.copy_database, threading.Event()
+    real, may_copy = copy_database, threading.Event()
 
     def slow(source: Path, target: Path) -> None:
         may_copy.wait(30)

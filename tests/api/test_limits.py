@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -28,7 +29,7 @@ class Books:
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time, as the budget sees it; a test moves it."""
     now_s = [1000.0]
-    monkeypatch.setattr(budget.time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
     return now_s
 
 
@@ -111,7 +112,7 @@ def test_a_question_that_fails_or_is_given_up_holds_up_nobody() -> None:
             found.ask(ALICE, fail), found.ask(ALICE, lambda _: 2), return_exceptions=True
         )
         found.close()
-        return results
+        return list(results)
 
     failed, answered = asyncio.run(run())
     assert isinstance(failed, KeyError)

@@ -74,7 +74,7 @@ def test_submit_and_wait_as_the_documentation_shows(serve: Serve) -> None:
 
 def test_the_command_and_the_environment_are_sent_byte_for_byte(serve: Serve) -> None:
     server = serve({"submit": lambda _: {"job_ids": [1]}})
-    words = [b"./a b", b"\xff\n", "", "-x", Path("p"), "\udcfe"]
+    words: list[str | bytes | Path] = [b"./a b", b"\xff\n", "", "-x", Path("p"), "\udcfe"]
     with Client() as c:
         c.submit(words, environment={b"A": b"\xff\n="}, cwd="/tmp")
     (sent,) = server.requests[0][1]["jobs"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 
 from hypothesis import assume, given, settings
@@ -30,6 +31,7 @@ from tests.support.work import bytecodes
 EXAMPLES = 3_000 if os.environ.get("GPUSCHED_SOAK") == "1" else 300
 CARDS = tuple(Gpu(GpuUuid(f"G{n}"), n, "m", 24 * GIB) for n in range(4))
 
+AJob = tuple[int, int, int | None, float | None, int, float]
 A_JOB = st.tuples(
     st.integers(1, 3),  # user
     st.integers(1, 4),  # GPUs
@@ -41,7 +43,7 @@ A_JOB = st.tuples(
 TAKEN = st.lists(st.sampled_from([None, "unlimited", "limited"]), min_size=4, max_size=4)
 
 
-def a_snapshot(jobs: list[tuple], taken: list[str | None], policy: Policy) -> Snapshot:  # type: ignore[type-arg]
+def a_snapshot(jobs: Sequence[AJob], taken: list[str | None], policy: Policy) -> Snapshot:
     """Jobs that came one a second; the windows are those of a pass before the last job came."""
     queues = Queues(policy)
     running = [
@@ -93,7 +95,7 @@ def unchained(snapshot: Snapshot) -> Snapshot:
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(st.lists(A_JOB, min_size=1, max_size=25), TAKEN, st.integers(0, 2))
 def test_the_order_and_the_plan_are_those_of_looking_at_all(
-    jobs: list[tuple],  # type: ignore[type-arg]
+    jobs: list[AJob],
     taken: list[str | None],
     window: int,
 ) -> None:
@@ -114,7 +116,7 @@ def test_the_order_and_the_plan_are_those_of_looking_at_all(
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(st.lists(A_JOB, min_size=1, max_size=25), TAKEN, st.sampled_from([-1, 1, 2, 5]))
 def test_what_starts_does_not_depend_on_how_many_jobs_are_explained(
-    jobs: list[tuple],  # type: ignore[type-arg]
+    jobs: list[AJob],
     taken: list[str | None],
     explain: int,
 ) -> None:

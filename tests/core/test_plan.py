@@ -451,7 +451,9 @@ def test_job_of_unknown_shadow_time_neither_ages_nor_caps_those_behind() -> None
     queues = Queues(EXACT)
     queues.insert(waiting(1, 2), 0.0)
     queues.insert(waiting(2, 1, since_s=1.0), 1.0)
-    assert queues.get(JobId(1)).window_since_s == 0.0  # type: ignore[union-attr]
+    first = queues.get(JobId(1))
+    assert first is not None
+    assert first.window_since_s == 0.0
     made = plan(snapshot_of(cards, [], [], now_s=2.0), EXACT)
     queues.settle(made.horizon, 2.0)
     one, two = queues.get(JobId(1)), queues.get(JobId(2))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
+from random import Random
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -22,7 +23,9 @@ from gpuschedd.core.model import (
     Plan,
     Policy,
     PromiseOutcome,
+    RunningJob,
     Snapshot,
+    Start,
     Waiting,
 )
 from gpuschedd.core.plan import plan
@@ -132,7 +135,8 @@ def check_host(seen: Snapshot, made: Plan, policy: Policy) -> None:
     """No GPU beyond its memory or given twice to one job; whole-GPU jobs alone."""
     held = {card.uuid: card.foreign_bytes for card in seen.gpus}
     jobs: dict[str, list[bool]] = {card.uuid: [] for card in seen.gpus}
-    for job in (*seen.running, *made.starts):
+    holders: tuple[RunningJob | Start, ...] = (*seen.running, *made.starts)
+    for job in holders:
         assert len({grant.uuid for grant in job.grants}) == len(job.grants)
         for grant in job.grants:
             held[grant.uuid] += 0 if job.whole else grant.held_bytes
@@ -245,13 +249,13 @@ def _after(seen: Snapshot, made: Plan, policy: Policy) -> Host:
 @LIGHT
 @given(arrivals(12), st.randoms(use_true_random=False))
 def test_builder_does_not_depend_on_the_order_of_its_input(
-    history: list[Arrival], rng: object
+    history: list[Arrival], rng: Random
 ) -> None:
     cards = tuple(gpu(n) for n in range(8))
     policy = Policy()
     jobs = [replace(asked(n, one, cards), eligible_since_s=5.0) for n, one in enumerate(history)]
     shuffled = list(jobs)
-    rng.shuffle(shuffled)  # type: ignore[attr-defined]
+    rng.shuffle(shuffled)
     views = []
     for order in (jobs, shuffled):
         queues = Queues(policy)
@@ -298,8 +302,8 @@ def _record(queues: Queues, rows: dict[int, Waiting]) -> None:
         del rows[job_id]
         return changed
 
-    queues.insert = lambda job, now_s: keep(insert(job, now_s))  # type: ignore[method-assign]
-    queues.settle = lambda far, now_s: keep(settle(far, now_s))  # type: ignore[method-assign]
+    queues.insert = lambda waiting, now_s: keep(insert(waiting, now_s))  # type: ignore[method-assign]
+    queues.settle = lambda horizon, now_s: keep(settle(horizon, now_s))  # type: ignore[method-assign]
     queues.remove = drop  # type: ignore[method-assign]
 
 

@@ -114,3 +114,4 @@ class Watch:
         """End it; the thread ends with its connection."""
         self._wire.shut()
         self._thread.join(REPLY_S)
+        self._wire.close()

@@ -15,6 +15,7 @@ import pytest
 from gpusched_client import Client
 from gpusched_client.errors import Unavailable
 from gpusched_client.terms import JobState
+from gpusched_client.wire.job_messages import JobView
 from tests.support.daemon import DaemonProcess, clean_up, until
 
 SUBMISSIONS_PER_S = 20
@@ -54,7 +55,7 @@ def _expect_truth(daemon: DaemonProcess, acknowledged: dict[int, int], record: P
     """Every acknowledged job ran once and ended with its own code."""
     with daemon.client() as client:
         ids = sorted(acknowledged)
-        jobs = {}
+        jobs: dict[int, JobView] = {}
         for start in range(0, len(ids), 500):
             part = ids[start : start + 500]
             client.wait(part, timeout_s=120)

@@ -100,9 +100,7 @@ def test_a_cancel_at_the_very_end_gives_one_state_that_fits_the_order(
                 client.submit(["sleep", f"0.{place:02d}"], gpus=0, output="/dev/null").id
                 for place in range(20)
             ]
-            outcomes = {}
-            for job_id in jobs:
-                outcomes |= {o.job_id: o for o in client.cancel([job_id])}
+            outcomes = {o.job_id: o for job_id in jobs for o in client.cancel([job_id])}
             for ended in client.wait(jobs, timeout_s=60):
                 seen[str(ended.state)] = seen.get(str(ended.state), 0) + 1
                 if ended.state is JobState.COMPLETED:

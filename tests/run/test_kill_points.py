@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
+from gpusched_client import Client
 from gpusched_client.errors import GpuschedError
 from gpusched_client.terms import JobState
 from tests.support.daemon import DaemonProcess, clean_up, until
@@ -43,6 +45,8 @@ SOME_POINTS = tuple(
     }.items()
     for number in numbers
 )
+
+T = TypeVar("T")
 
 
 class Story:
@@ -99,9 +103,9 @@ class Story:
         self._retry(lambda client: client.wait(cancelled, timeout_s=30))
         return finished, cancelled
 
-    def _retry(self, act):  # type: ignore[no-untyped-def]
+    def _retry(self, act: Callable[[Client], T]) -> T:
         """Do it on a daemon that may die at any moment; start it again when it did."""
-        done: list[object] = []
+        done: list[T] = []
 
         def attempt() -> bool:
             process = self.daemon.process

@@ -46,6 +46,7 @@ def test_a_supervisor_that_is_taken_away_makes_the_job_wait(
             return reason if waits else None
 
         reason = until(put_off, "the launch is put off")
+        assert reason.numbers is not None
         assert reason.numbers["failures"] == 0
         assert reason.text.startswith("the host could not start it")
         away.rename(path)

@@ -347,6 +347,11 @@ class Host:
                 return
         raise AssertionError("the controller never comes to rest")
 
+    def promised_job(self) -> JobId | None:
+        """Whose start is promised now."""
+        promise = self.controller.state.promise
+        return None if promise is None else promise.job_id
+
     async def ask(self, evaluate: Callable[[Any], Any]) -> Any:
         """A client's command, carried to its end; refusals come back as values."""
         asking = asyncio.ensure_future(self.controller.call(evaluate))

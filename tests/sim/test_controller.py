@@ -23,6 +23,7 @@ from gpuschedd.jobs import batch as batch_module
 from gpuschedd.jobs import cancel as jobs_cancel
 from gpuschedd.jobs import submit as jobs_submit
 from gpuschedd.jobs import update as jobs_update
+from gpuschedd.jobs.controller import Evaluate
 from gpuschedd.jobs.principal import Principal
 from gpuschedd.jobs.waiting import waiting_reason
 from gpuschedd.store.history import History
@@ -222,6 +223,16 @@ async def one_step(host: Host, known: list[int]) -> None:
         await act(host, host.caller(random.choice([1001, 1002, 1003])), known)
 
 
+def submitting(caller: Principal, request: SubmitRequest) -> Evaluate:
+    """A command that submits as a client does."""
+    return lambda batch: jobs_submit.submit(batch, caller, request, None)
+
+
+def changing(caller: Principal, request: UpdateRequest) -> Evaluate:
+    """A command that changes jobs and asks for no longer limit."""
+    return lambda batch: jobs_update.update(batch, caller, request, None)
+
+
 async def live(host: Host) -> None:
     """Many steps, each checked; then everything comes to its end."""
     known: list[int] = []
@@ -242,7 +253,7 @@ async def live(host: Host) -> None:
         if job is not None and job.hold is not None:
             release = UpdateRequest(job_ids=(job_id,), hold=False)
             admin = replace(host.caller(job.uid), is_admin=True)
-            await host.ask(lambda batch, a=admin, r=release: jobs_update.update(batch, a, r, None))
+            await host.ask(changing(admin, release))
     for _ in range(400):
         await host.pass_time(600.0)
         if not host.controller.state.jobs:
@@ -250,10 +261,7 @@ async def live(host: Host) -> None:
         for job in list(host.controller.state.jobs.values()):
             if job.hold == "launch":
                 release = UpdateRequest(job_ids=(job.job_id,), hold=False)
-                owner = host.caller(job.uid)
-                await host.ask(
-                    lambda batch, o=owner, r=release: jobs_update.update(batch, o, r, None)
-                )
+                await host.ask(changing(host.caller(job.uid), release))
     assert host.controller.state.jobs == {}
     assert all(count == 1 for count in host.world.ran.values())
     check_books(host)
@@ -295,11 +303,11 @@ async def _hold_of_a_promised_job(
     _, job_id = (
         await host.ask(lambda batch: jobs_submit.submit(batch, owner, wanted, None))
     ).job_ids
-    assert host.controller.state.promise is not None
+    assert host.promised_job() == job_id
     hold = UpdateRequest(job_ids=(job_id,), hold=True)
     by = replace(host.caller(holder), is_admin=is_admin)
-    await host.ask(lambda batch: jobs_update.update(batch, by, hold, None))
-    assert host.controller.state.promise is None
+    await host.ask(changing(by, hold))
+    assert host.promised_job() is None
     with closing(History(host.store.path)) as history:
         row = history.promise_of(job_id)
     assert row is not None
@@ -368,14 +376,11 @@ async def _two_longer_limits(host: Host, together: bool) -> None:
     assert promise.job_id == ids[2]
     groups = [ids[:2]] if together else [ids[:1], ids[1:2]]
     updates = [UpdateRequest(job_ids=group, time_limit_s=1_000) for group in groups]
-    asked = [
-        asyncio.ensure_future(
-            controller.call(
-                lambda b, u=update: jobs_update.update(b, owner, u, controller.snapshots.take())
-            )
-        )
-        for update in updates
-    ]
+
+    def judged(request: UpdateRequest) -> Evaluate:
+        return lambda batch: jobs_update.update(batch, owner, request, controller.snapshots.take())
+
+    asked = [asyncio.ensure_future(controller.call(judged(update))) for update in updates]
     await asyncio.sleep(0)
     await host.settle()
     outcomes = [outcome for done in asked for outcome in await done]
@@ -416,7 +421,7 @@ async def _reload_midway(host: Host) -> None:
     one = JobRequest(argv=(b"true",), cwd=b"/", environment={}, gpus=4, time_limit_s=60)
     for wanted in (SubmitRequest(jobs=(one,)), SubmitRequest(jobs=(one, one))):
         host.reload_midway("scheduling.age_jobs_per_user=3")
-        await host.ask(lambda batch, w=wanted: jobs_submit.submit(batch, owner, w, None))
+        await host.ask(submitting(owner, wanted))
         check_queue(host)
         check_accounts(host)
     host.reload_midway()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -213,7 +214,7 @@ def _vanish(path: Path) -> None:
     [_damage_header_of_a_page, _truncate, _empty, _rest, _newer, _not_a_database, _vanish],
 )
 def test_an_unusable_database_ends_the_daemon_with_78_and_the_next_step(
-    tmp_path: Path, damage: object
+    tmp_path: Path, damage: Callable[[Path], object]
 ) -> None:
     """Exit 78: the service manager does not restart it in a loop."""
     daemon = DaemonProcess(tmp_path, "1x1G").start()
@@ -223,7 +224,7 @@ def test_an_unusable_database_ends_the_daemon_with_78_and_the_next_step(
     path = daemon.state_dir / DATABASE_NAME
     for suffix in ("-wal", "-shm"):
         path.with_name(path.name + suffix).unlink(missing_ok=True)
-    damage(path)  # type: ignore[operator]
+    damage(path)
     assert daemon.spawn().wait(30) == 78
     said = daemon.log_tail()
     assert "backup" in said

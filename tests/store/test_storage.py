@@ -7,7 +7,7 @@ import os
 import shutil
 import sqlite3
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -59,7 +59,7 @@ def _fill_inodes(mount: Path) -> list[Path]:
 
 @pytest.mark.parametrize("fill", [_fill_bytes, _fill_inodes])
 def test_a_full_disk_loses_nothing_and_heals_by_itself(
-    tmp_path: Path, small_disk: Path, fill: object
+    tmp_path: Path, small_disk: Path, fill: Callable[[Path], list[Path]]
 ) -> None:
     """Refused by type; a running job's code appears later; queued jobs wait and none is held."""
     daemon = DaemonProcess(tmp_path, "1x24G", "--set", "scheduling.kill_grace=1.0")
@@ -73,7 +73,7 @@ def test_a_full_disk_loses_nothing_and_heals_by_itself(
             )
             until(lambda: client.job(running.id).state is JobState.RUNNING, "it runs")
             acknowledged = [client.submit(["true"], cwd=daemon.work_dir).id for _ in range(3)]
-            ballast = fill(small_disk)  # type: ignore[operator]
+            ballast = fill(small_disk)
             refused = _submit_until_refused(daemon, acknowledged)
             if fill is _fill_bytes:
                 assert isinstance(refused, StorageError)

@@ -210,7 +210,7 @@ def test_no_path_of_the_user_s_is_touched_before_the_fork(host: Host) -> None:
     lines = [
         line for line in joined_calls(log) if str(host.work) in line or f"out.{job.job_id}" in line
     ]
-    touching = {re.match(r"\d+", line)[0] for line in lines}  # type: ignore[index]
+    touching = {re.split(r"\D", line, maxsplit=1)[0] for line in lines}
     started = job.started()
     assert started is not None
     assert touching == {str(started.pid)}

@@ -168,7 +168,7 @@ class Box:
         """End it, its disk and its cgroup."""
         self.power_cut()
         self._holder.kill()
-        self._holder.wait(30)
+        self._holder.communicate(timeout=30)
         until(lambda: _remove_cgroup(self.cgroup), "the box's cgroup is empty")
 
     # --- inside -------------------------------------------------------------------------------

@@ -141,7 +141,7 @@ class DaemonProcess:
         """Whether no daemon runs here now."""
         return self.process is None or self.process.poll() is not None
 
-    def run(self, *words: str, **options: object) -> subprocess.CompletedProcess[str]:
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
         """One of our commands, typed in the work directory."""
         return subprocess.run(
             [str(BIN / words[0]), *words[1:]],
@@ -155,7 +155,6 @@ class DaemonProcess:
             text=True,
             timeout=60,
             check=False,
-            **options,  # type: ignore[call-overload]
         )
 
 

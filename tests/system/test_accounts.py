@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -103,12 +104,12 @@ def test_limits_hold_jobs_back_with_the_reason(host: Host) -> None:
     for job_id in (*alice[:2], bob[0]):
         host.until_state(job_id, "RUNNING")
 
-    def reason(job_id: int) -> str | None:
+    def is_held_back(job_id: int) -> bool:
         job = host.job(job_id)
-        return job.reason.code if job.state == "PENDING" and job.reason else None
+        return job.state == "PENDING" and job.reason is not None and job.reason.code == "UserLimit"
 
     for job_id in (alice[2], bob[1]):
-        until(lambda job_id=job_id: reason(job_id) == "UserLimit", "the limit holds it back")
+        until(partial(is_held_back, job_id), "the limit holds it back")
     host.sh("bob", "true")
     with pytest.raises(LimitReached, match="the limit is 3"):
         host.sh("bob", "true")

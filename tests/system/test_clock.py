@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from gpusched_client import Client
 from gpusched_client.terms import JobState
 from gpuschedd.system.clock import BOOT_GAP_MAX_S, ClockMark, SchedulerClock
 from tests.support.daemon import DaemonProcess, clean_up, until
@@ -26,6 +28,10 @@ class FakeClock:
 
     def boot_id(self) -> str:
         return self.boot
+
+
+def _is_running(client: Client, job_id: int) -> bool:
+    return client.job(job_id).state is JobState.RUNNING
 
 
 def test_scheduler_time_ignores_steps_of_the_wall_clock() -> None:
@@ -134,7 +140,7 @@ def test_after_a_reboot_ends_are_true_and_the_unknown_is_node_fail(tmp_path: Pat
             lost = client.submit(["sleep", "600"], time_limit=900, output="/dev/null")
             queued = client.submit(["true"], gpus=3, time_limit=600, output="/dev/null")
             for job in (ended, lost):
-                until(lambda j=job: client.job(j.id).state is JobState.RUNNING, "both run")
+                until(partial(_is_running, client, job.id), "both run")
         daemon.stop()
         go.touch()
         until(lambda: list((daemon.state_dir / "jobs").glob("*/exit")), "one ends meanwhile")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -30,12 +31,16 @@ def _began(host: Host) -> list[str]:
 
 def _codes(host: Host, codes: dict[int, int]) -> dict[int, tuple[object, ...]]:
     """The jobs whose end is not as it must be."""
-    wrong = {}
+    wrong: dict[int, tuple[object, ...]] = {}
     for job_id, code in codes.items():
         job = host.wait(job_id, timeout_s=120)
         if job.exit_code != code:
             wrong[job_id] = (job.state, job.exit_code, job.cause, job.cause_detail, job.attempt)
     return wrong
+
+
+def _is_another(host: Host, before: int) -> bool:
+    return host.daemon_pid() not in (0, before)
 
 
 def _submit(host: Host, code: int, sleep: str = "0.2") -> int:
@@ -64,7 +69,7 @@ def test_restarts_and_kills_lose_nothing_and_refuse_no_call(host: Host) -> None:
         with host.client("bob") as bob:
             assert bob.hello().user == "bob"
         codes[_submit(host, 101 + number % 100)] = 101 + number % 100
-        until(lambda before=before: host.daemon_pid() not in (0, before), "it is another daemon")
+        until(partial(_is_another, host, before), "it is another daemon")
     assert _codes(host, codes) == {}
     # Once each, and as the attempt on record: a start that a kill cut off before its supervisor
     # had claimed it is fenced by the next daemon and made again as the next attempt.
@@ -132,7 +137,9 @@ def test_a_supervisor_that_is_taken_away_makes_the_job_wait(host: Host) -> None:
         reason = host.job(job_id).reason
         return reason if reason and reason.code == PendingReason.LAUNCH_BACKOFF else None
 
-    assert until(put_off, "the launch is put off").numbers["failures"] == 0
+    numbers = until(put_off, "the launch is put off").numbers
+    assert numbers is not None
+    assert numbers["failures"] == 0
     host.box.sh(f"mv {VENV}/away {Path(life).parent}")
     assert host.wait(job_id).exit_code == 5
 

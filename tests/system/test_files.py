@@ -82,7 +82,7 @@ def test_a_directory_swapped_under_the_log_leads_nowhere_else(host: Host) -> Non
         ]
     jobs = [host.wait(job_id, timeout_s=120) for job_id in ids]
     host.box.run("touch", "/home/alice/race/stop", user="alice")
-    racer.wait(30)
+    racer.communicate(timeout=30)
     ends = {(job.state, job.cause, job.exit_code) for job in jobs}
     assert ends <= {("FAILED", "exit", 9), ("FAILED", "setup", None)}
     assert host.box.sh("ls -la --time-style=full-iso /etc | sort") == before
@@ -110,7 +110,7 @@ def traced(host: Host, log: Path) -> Iterator[None]:
         yield
     finally:
         tracer.terminate()
-        tracer.wait(30)
+        tracer.communicate(timeout=30)
 
 
 @pytest.mark.tool("strace")

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from gpusched_client import Client
+from gpusched_client.wire.job_messages import Event
 from tests.support.host import USERS, Host
 
 pytestmark = [pytest.mark.root, pytest.mark.systemd]
@@ -185,9 +186,9 @@ def last_event_id(host: Host) -> int:
     return int(host.box.run("/usr/bin/python3", "-c", code).stdout)
 
 
-def heard_of(client: Client, before: int, ids: list[int]) -> list[object]:
+def heard_of(client: Client, before: int, ids: list[int]) -> list[Event]:
     """The events after `before`, to the last end of these jobs."""
-    open_ids, heard = set(ids), []
+    open_ids, heard = set(ids), list[Event]()
     for event in client.watch(since=before):
         heard.append(event)
         if event.kind == "job_ended":

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from gpusched_client.wire.job_messages import JobEvent
 from tests.support.box import BIN
 from tests.support.daemon import until
 from tests.support.host import NODES, USERS, Host, lines_of
@@ -199,7 +200,7 @@ def test_a_granted_gpu_without_its_node_is_an_error_not_a_surprise(
     assert host.job(job_id).state == "PENDING"
 
 
-def _events(host: Host, job_id: int) -> tuple[object, ...]:
+def _events(host: Host, job_id: int) -> tuple[JobEvent, ...]:
     return host.job(job_id).events or ()
 
 
@@ -208,7 +209,7 @@ def test_direct_launch_does_the_same_without_pid_1(host: Host) -> None:
     options = "--state-dir /var/lib/direct --socket /run/direct/s.sock --config /dev/null"
     host.box.run(
         *("systemd-run", "--quiet", "--unit=direct", "-p", "KillMode=process", "--"),
-        *(BIN / "gpuschedd", "--system", "--launch=direct", *options.split()),
+        *(str(BIN / "gpuschedd"), "--system", "--launch=direct", *options.split()),
         *("--simulate", "2x24G", "--set", "scheduling.kill_grace=1"),
     )
     where = "GPUSCHED_SOCKET=/run/direct/s.sock"
@@ -228,7 +229,7 @@ def test_direct_launch_does_the_same_without_pid_1(host: Host) -> None:
     until(lambda: host.show("direct", "MainPID") == "0", "it is gone")
     host.box.run(
         *("systemd-run", "--quiet", "--unit=direct2", "-p", "KillMode=process", "--"),
-        *(BIN / "gpuschedd", "--system", "--launch=direct", *options.split()),
+        *(str(BIN / "gpuschedd"), "--system", "--launch=direct", *options.split()),
         *("--simulate", "2x24G"),
     )
     host.box.run("touch", "/tmp/direct-go")

@@ -31,7 +31,8 @@ def sent(server: FakeServer) -> dict[str, Any]:
     """The one job that was submitted."""
     ((method, params),) = server.requests
     assert method == "submit"
-    (job,) = params["jobs"]
+    jobs: list[dict[str, Any]] = params["jobs"]
+    (job,) = jobs
     return job
 
 

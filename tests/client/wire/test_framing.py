@@ -71,10 +71,9 @@ def test_messages_do_not_depend_on_how_the_bytes_are_cut(cuts: list[int], count:
 
 def test_the_unfinished_message_is_seen_and_measured() -> None:
     decoder = Decoder()
-    assert not decoder.is_mid_message
+    assert (decoder.is_mid_message, decoder.buffered_bytes) == (False, 0)
     assert decoder.feed(SUBMIT + SUBMIT[:5]) == [only(SUBMIT)]
-    assert decoder.is_mid_message
-    assert decoder.buffered_bytes == 5
+    assert (decoder.is_mid_message, decoder.buffered_bytes) == (True, 5)
     assert decoder.feed(SUBMIT[5:]) == [only(SUBMIT)]
     assert decoder.buffered_bytes == 0
 

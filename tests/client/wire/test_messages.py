@@ -196,7 +196,7 @@ def test_a_constructor_refuses_unknown_and_missing_fields() -> None:
     with pytest.raises(TypeError, match="needs job_ids"):
         SubmitResult()  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="takes"):
-        Hello(1)  # type: ignore[call-arg]
+        Hello(1)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -86,7 +86,7 @@ def test_a_server_that_is_neither_root_nor_oneself_is_refused(
         def getsockopt(self, *_args: Any) -> Any:
             return struct.pack("iII", 1, 12_345, 12_345)
 
-    monkeypatch.setattr(transport.socket, "socket", Foreign)
+    monkeypatch.setattr(socket, "socket", Foreign)
     with Client() as c, pytest.raises(Denied, match="uid 12345"):
         c.hello()
     assert server.requests == []
@@ -102,10 +102,13 @@ def test_a_full_backlog_is_waited_for(tmp_path: Path, monkeypatch: pytest.Monkey
         sock.setblocking(False)
         sock.connect_ex(str(path))
     monkeypatch.setattr(transport, "BACKLOG_RETRY_S", 60.0)
-    threading.Timer(0.2, lambda: [listener.accept() for _ in range(2)]).start()
+    taken: list[socket.socket] = []
+    taker = threading.Timer(0.2, lambda: taken.extend(listener.accept()[0] for _ in range(2)))
+    taker.start()
     sock = transport._open(path)
     assert sock.getpeername() == str(path)
-    for opened in (sock, listener, *waiting):
+    taker.join()
+    for opened in (sock, listener, *waiting, *taken):
         opened.close()
 
 
@@ -136,8 +139,8 @@ def test_the_hosts_root_is_known_from_within_a_user_namespace(
     """`unshare -Ur` changes nothing: only root can have made the system's own place."""
     place = tmp_path / "run"
     place.mkdir()
-    monkeypatch.setattr(transport.paths, "SYSTEM_SOCKET", place / "s.sock")
-    monkeypatch.setattr(transport.os, "access", lambda *_: writable)
+    monkeypatch.setattr(paths, "SYSTEM_SOCKET", place / "s.sock")
+    monkeypatch.setattr(os, "access", lambda *_: writable)
     real = Path.stat
 
     def stat_of(path: Path, **options: bool) -> os.stat_result:
@@ -145,6 +148,6 @@ def test_the_hosts_root_is_known_from_within_a_user_namespace(
         found[4] = owner
         return os.stat_result(found)
 
-    monkeypatch.setattr(transport.Path, "stat", stat_of)
+    monkeypatch.setattr(Path, "stat", stat_of)
     assert transport._may_be_hidden_root(uid, place / "s.sock", uid_map) is expected
     assert not transport._may_be_hidden_root(uid, tmp_path / "other.sock", uid_map)

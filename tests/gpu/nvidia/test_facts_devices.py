@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gpusched_client.terms import GpuUuid
 from gpuschedd.core.model import GpuState
 from gpuschedd.gpu.nvidia import environment
 from gpuschedd.gpu.source import GpuInfo, GpuSourceDown, select_gpus
@@ -64,16 +65,16 @@ def test_a_minor_that_the_library_does_not_tell_is_the_kernel_module_s_18(
 
 def test_uuids_may_be_shortened_by_people_and_are_written_out_by_us_19() -> None:
     """A unique prefix of eight or more; a slice goes with its GPU."""
-    card = GpuInfo(uuid=uuid_of(0), index=0, minor=0, model="m", total_bytes=1)  # type: ignore[arg-type]
+    card = GpuInfo(uuid=uuid_of(0), index=0, minor=0, model="m", total_bytes=1)
     part = GpuInfo(
-        uuid="MIG-1234",  # type: ignore[arg-type]
+        uuid=GpuUuid("MIG-1234"),
         index=100,
         minor=0,
         model="m",
         total_bytes=1,
         parent_uuid=card.uuid,
     )
-    other = GpuInfo(uuid="GPU-0ther000", index=1, minor=1, model="m", total_bytes=1)  # type: ignore[arg-type]
+    other = GpuInfo(uuid=GpuUuid("GPU-0ther000"), index=1, minor=1, model="m", total_bytes=1)
     assert select_gpus([card, part, other], ("GPU-fa1e0000",)) == (card, part)
     assert select_gpus([card, part, other], ("MIG-1234",)) == (part,)
     assert select_gpus([card, part, other], ("GPU",)) == ()

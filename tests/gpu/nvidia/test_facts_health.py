@@ -68,7 +68,7 @@ def test_a_pending_remap_is_a_badge_and_a_failed_one_quarantines_54(
     badge = judge.health
     gpu = judge.gpu(source.sample(health=True))
     assert gpu.state is GpuState.OK
-    assert badge.warning(UUID) == "a row remap is pending: reset it when convenient"  # type: ignore[arg-type]
+    assert badge.warning(UUID) == "a row remap is pending: reset it when convenient"
     fields(driver, pending=0, failed=1)
     assert "should be replaced" in judge.gpu(source.sample(health=True)).state_text
     other = Judge()
@@ -222,7 +222,7 @@ def test_a_sick_gpu_recovers_by_itself_or_by_hand_57(
     assert states == [GpuState.SICK, GpuState.SICK, GpuState.OK]
     fields(driver, recovery=4)
     assert judge.gpu(source.sample(health=True)).state is GpuState.SICK
-    judge.health.acknowledge(UUID)  # type: ignore[arg-type]
+    judge.health.acknowledge(UUID)
     assert judge.gpu(source.sample(health=True)).state is GpuState.OK
 
 
@@ -232,7 +232,7 @@ def test_what_was_overruled_or_counted_is_known_to_the_next_daemon_57(
     fields(driver, recovery=4, ecc=2)
     source = gpus()
     judge.gpu(source.sample(health=True))
-    judge.health.acknowledge(UUID)  # type: ignore[arg-type]
+    judge.health.acknowledge(UUID)
     remembered = judge.health.remembered()
     assert remembered == {UUID: Remembered(("action", "remap"), 2)}
     after = HealthBook(judge.health.rules, remembered=remembered)

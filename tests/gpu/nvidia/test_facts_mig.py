@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from gpusched_client.errors import Infeasible
+from gpusched_client.terms import GpuUuid
 from gpuschedd.core import admission
 from gpuschedd.core.model import GpuState, Inventory, Policy, Request
 from tests.support.fake_nvml.driver import GIB, NO_PERMISSION, FakeDriver, uuid_of
 from tests.support.gpus import Judge, Source, held, key
 
 Open = Callable[..., Source]
-SMALL, LARGE = "MIG-5ma11000-0000", "MIG-1a59e000-0000"
+SMALL, LARGE = GpuUuid("MIG-5ma11000-0000"), GpuUuid("MIG-1a59e000-0000")
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ def test_what_slices_do_not_have_is_none_and_not_zero_46(gpus: Open) -> None:
     small = next(reading for reading in sample.readings if reading.uuid == SMALL)
     assert (small.utilization, small.power_w, small.process_utilization) == (None, None, {})
     assert small.used_bytes == 0
-    assert source.accounts({SMALL: [os.getpid()]}) == {}  # type: ignore[dict-item]
+    assert source.accounts({SMALL: [os.getpid()]}) == {}
 
 
 @pytest.mark.parametrize("may_ask_parent", [True, False])
@@ -139,6 +140,6 @@ def test_a_jobs_memory_on_a_slice_is_its_own(sliced: FakeDriver, gpus: Open, jud
     judge.owners[os.getpid()] = key(7)
     source = gpus()
     source.reading(103)
-    facts = judge.facts(source.sample(), holdings={LARGE: [held(7, 4 * GIB)]})  # type: ignore[dict-item]
-    assert facts.seen[key(7), LARGE].used_bytes == 3 * GIB  # type: ignore[index]
+    facts = judge.facts(source.sample(), holdings={LARGE: [held(7, 4 * GIB)]})
+    assert facts.seen[key(7), LARGE].used_bytes == 3 * GIB
     assert [gpu.foreign_bytes for gpu in facts.gpus] == [0, 0, 0]

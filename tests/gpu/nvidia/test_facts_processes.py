@@ -221,7 +221,7 @@ def test_no_event_tells_of_processes_so_lists_follow_memory_41(
     moved = source.run(_sweeps_until_listed(source, 30))
     assert moved
     driver.remove("proc")
-    fresh = source.sample(fresh_uuids=frozenset({UUID}))  # type: ignore[arg-type]
+    fresh = source.sample(fresh_uuids=frozenset({UUID}))
     assert fresh.readings[0].processes == ()
 
 
@@ -247,7 +247,7 @@ def test_utilization_is_averaged_over_the_jobs_time_42() -> None:
     seen = Seen(GIB, False, (SELF,), 1, False)
     for percent, at_s in ((100.0, 1.0), (0.0, 2.0), (50.0, 4.0)):
         step_s = meter.step(at_s)
-        reading = GpuReading(UUID, GIB, GIB, utilization=percent, power_w=200.0)  # type: ignore[arg-type]
+        reading = GpuReading(UUID, GIB, GIB, utilization=percent, power_w=200.0)
         meter.add(key(1), reading, seen, step_s)
     (use,) = meter.uses(key(1))
     assert use.utilization == pytest.approx((0 * 1 + 50 * 2) / 3, abs=0.1)
@@ -273,7 +273,7 @@ def test_absurd_old_and_strange_samples_are_dropped_44(driver: FakeDriver, gpus:
         f"sample 0 1 {now_us - 60_000_000} 60",
     )
     source = gpus()
-    reading = source.sample(busy_uuids=frozenset({UUID})).readings[0]  # type: ignore[arg-type]
+    reading = source.sample(busy_uuids=frozenset({UUID})).readings[0]
     assert reading.process_utilization == {SELF: 40.0}
 
 
@@ -285,13 +285,13 @@ def test_utilization_of_processes_is_asked_every_two_seconds_at_most_45(
     driver.add(f"sample 0 {SELF} {time.time_ns() // 1000} 40")
     source = gpus()
     busy = frozenset({UUID})
-    first = source.sample(busy_uuids=busy)  # type: ignore[arg-type]
+    first = source.sample(busy_uuids=busy)
     assert first.readings[0].process_utilization
 
     def soon_again() -> bool:
         began_s = time.monotonic()
-        source.sample(busy_uuids=busy)  # type: ignore[arg-type]
-        again = source.sample(busy_uuids=busy)  # type: ignore[arg-type]
+        source.sample(busy_uuids=busy)
+        again = source.sample(busy_uuids=busy)
         if time.monotonic() - began_s >= nvml_driver.UTILIZATION_EVERY_S:
             return False  # the host was too slow for it to be soon
         assert not again.readings[0].process_utilization

@@ -32,7 +32,7 @@ def host(driver: FakeDriver, count: int) -> None:
 
 def score(info: GpuInfo, peer: int) -> int:
     """How well two GPUs are linked."""
-    return dict(info.links).get(uuid_of(peer), 0)  # type: ignore[call-overload, no-any-return]
+    return dict(info.links).get(uuid_of(peer), 0)
 
 
 def by_index(source: Source) -> dict[int, GpuInfo]:

@@ -180,7 +180,7 @@ def test_a_process_outside_claims_on_the_daemon_that_a_client_would_find(
             assert seen == [0, 3 * GIB, 0, 3 * GIB]
     finally:
         stranger.kill()
-        stranger.wait()
+        stranger.communicate()
 
 
 @pytest.mark.parametrize("name", ["CUDA_VISIBLE_DEVICES", "GPUSCHED_GPU_UUIDS"])

@@ -46,7 +46,8 @@ class Memory:
 
     def rooms(self) -> list[int]:
         """Bytes that this process could hold on each GPU."""
-        totals, index_of = {}, {}
+        totals: dict[str, int] = {}
+        index_of: dict[str, str] = {}
         for line in (PLACE / "state").read_text(errors="replace").splitlines():
             words = line.split()
             if words[0] == "gpu" and words[2] == "uuid":

@@ -18,6 +18,8 @@ import struct
 import subprocess
 from pathlib import Path
 
+from gpusched_client.terms import GpuUuid
+
 SOURCE = Path(__file__).with_name("nvml.c")
 LIBRARY = "libnvidia-ml.so.1"
 MIB = 2**20
@@ -37,9 +39,9 @@ def build(directory: Path, *flags: str) -> Path:
     return target
 
 
-def uuid_of(index: int) -> str:
+def uuid_of(index: int) -> GpuUuid:
     """A UUID whose last digits are the index."""
-    return f"GPU-fa1e0000-1111-4222-8333-{index:012d}"
+    return GpuUuid(f"GPU-fa1e0000-1111-4222-8333-{index:012d}")
 
 
 class FakeDriver:
