@@ -16,6 +16,7 @@ from gpuschedd.core.job import Job
 from gpuschedd.core.model import ExpectedStart, Gpu, Reason
 from gpuschedd.gpu.metering import next_vram_bytes, verdict
 from gpuschedd.gpu.source import UsedGpu
+from gpuschedd.jobs import gates
 from gpuschedd.jobs.state import State
 from gpuschedd.jobs.waiting import waiting_reason
 from gpuschedd.run.spec import DEFAULT_OUTPUT
@@ -56,7 +57,6 @@ def job_view(
         cpus=job.cpus,
         time_limit_s=limit_to_wire(job.request.time_limit_s),
         nice=job.nice,
-        hold=job.hold is not None,
         retries=job.retries,
         attempt=job.attempt,
         submitted_at_s=job.submitted_at_s,
@@ -71,6 +71,7 @@ def job_view(
         cpu_user_s=job.cpu_user_s,
         cpu_system_s=job.cpu_system_s,
         max_rss_bytes=job.max_rss_bytes,
+        **gates.shown_of(job, clock.to_wall_s),
     )
     if job.state is not JobState.PENDING:
         return view

@@ -6,9 +6,9 @@ is asked about eligibility is answered here; nothing else looks at the fields be
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from gpusched_client.terms import HoldKind, JobState, PendingReason
 from gpuschedd.core.job import Job
@@ -16,6 +16,13 @@ from gpuschedd.core.model import Reason
 
 if TYPE_CHECKING:
     from gpusched_client.wire.submit_messages import JobRequest
+
+
+class Now(NamedTuple):
+    """One moment on both clocks, so that a gate can turn a time of day into scheduler time."""
+
+    sched_s: float
+    wall_s: float
 
 
 class Gate(Protocol):
@@ -26,8 +33,11 @@ class Gate(Protocol):
 
     rests: bool
 
-    def asked(self, wanted: JobRequest) -> Mapping[str, Any]:
+    def asked(self, wanted: JobRequest, now: Now) -> Mapping[str, Any]:
         """The fields of a new job that its request sets here."""
+
+    def shown(self, job: Job, to_wall_s: Callable[[float], float]) -> Mapping[str, Any]:
+        """The fields of its view that it is shown by; `to_wall_s` is of scheduler time."""
 
     def blocks(self, job: Job, now_s: float) -> Reason | None:
         """Why the job is not eligible at now_s (scheduler time); None: not for this."""
@@ -44,8 +54,13 @@ class HoldGate:
 
     rests = True
 
-    def asked(self, wanted: JobRequest) -> Mapping[str, Any]:
+    def asked(self, wanted: JobRequest, now: Now) -> Mapping[str, Any]:
+        del now
         return {"hold": HoldKind.USER if wanted.hold else None}
+
+    def shown(self, job: Job, to_wall_s: Callable[[float], float]) -> Mapping[str, Any]:
+        del to_wall_s
+        return {"hold": job.hold is not None}
 
     def blocks(self, job: Job, now_s: float) -> Reason | None:
         del now_s
@@ -78,8 +93,12 @@ class BackoffGate:
 
     rests = False
 
-    def asked(self, wanted: JobRequest) -> Mapping[str, Any]:
-        del wanted
+    def asked(self, wanted: JobRequest, now: Now) -> Mapping[str, Any]:
+        del wanted, now
+        return {}
+
+    def shown(self, job: Job, to_wall_s: Callable[[float], float]) -> Mapping[str, Any]:
+        del job, to_wall_s
         return {}
 
     def blocks(self, job: Job, now_s: float) -> Reason | None:
@@ -106,8 +125,12 @@ class BeginGate:
 
     rests = True
 
-    def asked(self, wanted: JobRequest) -> Mapping[str, Any]:
-        del wanted
+    def asked(self, wanted: JobRequest, now: Now) -> Mapping[str, Any]:
+        del wanted, now
+        return {}
+
+    def shown(self, job: Job, to_wall_s: Callable[[float], float]) -> Mapping[str, Any]:
+        del job, to_wall_s
         return {}
 
     def blocks(self, job: Job, now_s: float) -> Reason | None:
@@ -127,11 +150,19 @@ class BeginGate:
 GATES: tuple[Gate, ...] = (HoldGate(), BackoffGate(), BeginGate())
 
 
-def asked_of(wanted: JobRequest) -> dict[str, Any]:
+def asked_of(wanted: JobRequest, now: Now) -> dict[str, Any]:
     """The fields of a new job that its gates need of its request."""
     fields: dict[str, Any] = {}
     for gate in GATES:
-        fields |= gate.asked(wanted)
+        fields |= gate.asked(wanted, now)
+    return fields
+
+
+def shown_of(job: Job, to_wall_s: Callable[[float], float]) -> dict[str, Any]:
+    """The fields of a job's view that its gates are shown by."""
+    fields: dict[str, Any] = {}
+    for gate in GATES:
+        fields |= gate.shown(job, to_wall_s)
     return fields
 
 

@@ -189,7 +189,7 @@ def _new_job(batch: Batch, caller: Principal, wanted: JobRequest, admitted: Admi
         cpus=_bounded("number of CPUs", wanted.cpus, host.default_cpus, host.max_cpus),
         whole_note=admitted.note,
         retries=wanted.retries,
-        **gates.asked_of(wanted),
+        **gates.asked_of(wanted, gates.Now(batch.now_s, batch.wall_s)),
     )
     batch.add(job, payload_of(wanted))
     batch.emit(

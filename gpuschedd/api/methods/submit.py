@@ -16,7 +16,7 @@ from gpuschedd.core.advice import beyond_limit
 from gpuschedd.core.advice import warnings_for as advice_for
 from gpuschedd.core.plan import plan as make_plan
 from gpuschedd.core.plan import reason_of
-from gpuschedd.jobs import submit
+from gpuschedd.jobs import gates, submit
 
 
 @handles(Hello)
@@ -63,7 +63,7 @@ def _dry_run(call: Call, request: SubmitRequest) -> SubmitResult:
     child = batch.child()
     result = submit.submit(child, call.caller, replace(request, submission_id=None), None)
     trial = [child.job(JobId(job_id)) for job_id in result.job_ids]
-    jobs = [job for job in trial if job is not None and job.hold is None]
+    jobs = [job for job in trial if job is not None and gates.is_eligible(job, batch.now_s)]
     snapshot = call.controller.snapshots.take_with(jobs)
     made = make_plan(snapshot, state.policy, len(jobs) + 1_000)
     indices = state.gpu_index_of()
@@ -72,9 +72,10 @@ def _dry_run(call: Call, request: SubmitRequest) -> SubmitResult:
     for job in trial:
         assert job is not None
         start = starting.get(job.job_id)
-        if job.hold is not None:
+        gate = gates.blocked_by(job, batch.now_s)
+        if gate is not None:
             would_start.append("")
-            reasons.append("it would be held until it is released")
+            reasons.append(gate.text)
         elif start is None:
             would_start.append("")
             reasons.append(reason_of(made, job.job_id).text)
