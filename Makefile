@@ -4,9 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Tests run in a random order, whose seed is said at the end. `make test SEED=7` takes that of 7.
-PYTEST := $(BIN)/python -m pytest -q $(if $(SEED),-p randomly --randomly-seed=$(SEED))
+PYTEST := $(BIN)/python -m pytest -q $(if $(SEED),--randomly-seed=$(SEED))
 
-.PHONY: demo test test-system soak check format clean
+QUICK := tests/core tests/jobs tests/store tests/client tests/run/test_recovery.py tests/test_daemon.py
+
+.PHONY: demo quick test test-system soak check format clean
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -16,20 +18,23 @@ $(STAMP): pyproject.toml
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py
 
+quick: $(STAMP)
+	$(PYTEST) -n 2 -m "not systemd and not soak" $(QUICK)
+
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2 -q -m "not systemd and not soak"
+	$(PYTEST) -n 2 -m "not systemd and not soak"
 
 test-system: $(STAMP)
-	$(BIN)/python -m pytest -q -m systemd tests/system
+	$(PYTEST) -m systemd tests/system
 
 soak: $(STAMP)
-	GPUSCHED_SOAK=1 $(BIN)/python -m pytest -q -m "not systemd" --timeout=3600
+	GPUSCHED_SOAK=1 $(PYTEST) -m "not systemd" --timeout=3600
 
 check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q tests/test_tidy.py
+	$(PYTEST) tests/test_tidy.py tests/test_rooms.py
 
 format: $(STAMP)
 	$(BIN)/ruff format .

@@ -2,6 +2,23 @@
 
 `plan(snapshot, policy) -> Plan` is pure and the only place where order, placement, reservation and
 promise meet. It decides; the controller commits and acts.
+
+Theory. A pass is one walk along the queue in priority order, with at most one reservation:
+
+  1. Nobody holds a reservation yet: a job that fits starts, since all before it have started or
+     cannot be delayed (their shadow time is unknown).
+  2. The first job that does not fit but has a shadow time T becomes the head (EASY backfill).
+  3. Behind the head a job that fits starts only if it cannot delay the head: either it ends by T
+     as planned, or the head still has its GPUs at T beside it (`reservation`).
+
+What a start changes is only more load, so a shape (`Need`) that failed fails for the rest of the
+pass, and so does every larger one: that is why a long queue costs little. The promise's holder is
+looked at before all others, so that no order of users can take a promised start away.
+
+The invariant that makes a reservation a promise: every job that runs past T was counted at T when
+it was let in, and every other one ends by T. An early end only frees. So T, computed anew in each
+pass, never moves later by our own doing; what else moves it (a drain, foreign memory, a longer
+limit) is blamed by name (`promises`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,22 @@
 """EASY: the shadow time of a request, and what others may take without delaying the head job.
 
-Owns T, useful GPUs and spare. No GPU set is fixed: only the count of useful GPUs is protected.
-`shadow` and `Hold.seat` are the only two questions.
+Owns T, useful GPUs and spare. `shadow` and `Hold.seat` are the only two questions.
+
+Theory. A GPU is *useful* to the head at T if the head fits on it beside what is planned to run
+past T there. The *shadow time* T is the earliest planned end at which `gpus` many are useful
+(within one NVLink island, if it wants that). Then `spare = useful - gpus` of them may be lost:
+
+  * a job that ends by T costs nothing: by then it has left;
+  * one that runs past T costs as many useful GPUs as it makes useless. Sharing a card costs nothing
+    where the memory holds both.
+
+No set of GPUs is fixed for the head; only the count is protected. A fixed set would refuse jobs
+that the head does not mind (of eight GPUs it wants four: two idle ones are free for anybody).
+After each start past T the count is taken again, per island, and an island that has too few left
+is no longer the head's.
+
+Source: Lifka, "The ANL/IBM SP Scheduling System" (JSSPP 1995), for EASY on nodes. That a GPU can be
+shared by memory, so that "useful" is a question of room and not of emptiness, is added here.
 """
 
 from __future__ import annotations
@@ -101,23 +116,25 @@ class Hold:
             if len(group) < need.gpus:
                 continue
             for useful in self._useful:
-                dear = {s.position for s in group if s.position in useful and self._spoils(s, need)}
-                cost = max(0, need.gpus - len(group) + len(dear))
+                blocked = {
+                    s.position for s in group if s.position in useful and self._blocks_head(s, need)
+                }
+                cost = max(0, need.gpus - len(group) + len(blocked))
                 if cost > len(useful) - self.need.gpus:
                     continue
                 if best is None or (cost, len(group)) < best[:2]:
-                    best = (cost, len(group), dear, group)
+                    best = (cost, len(group), blocked, group)
         return None if best is None else choose(best[3], need, best[2])
 
     def took(self, need: Need, slots: Sequence[Slot]) -> None:
         """Book that a job running past T is about to sit on these (call before it does)."""
-        spoiled = {slot.position for slot in slots if self._spoils(slot, need)}
-        if spoiled:
+        blocked = {slot.position for slot in slots if self._blocks_head(slot, need)}
+        if blocked:
             self._useful = [
-                left for u in self._useful if len(left := u - spoiled) >= self.need.gpus
+                left for u in self._useful if len(left := u - blocked) >= self.need.gpus
             ]
 
-    def _spoils(self, slot: Slot, need: Need) -> bool:
+    def _blocks_head(self, slot: Slot, need: Need) -> bool:
         """Would the head no longer fit there at T beside such a job?"""
         head = self.need
         if head.whole or head.exclusive or need.whole or need.exclusive:

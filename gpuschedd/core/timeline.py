@@ -1,7 +1,18 @@
 """Timeline: when running jobs end as planned, and when each GPU becomes free enough for a request.
 
 Owns planned ends, what never ends, and the pass's working copy of the host (`Host`, `Slot`). Knows
-no order of jobs. Between two starts things only leave, so a GPU that is useful stays so.
+no order of jobs.
+
+Theory. Planned end = start + launch allowance + time limit + grace for the kill: nothing that we
+start is there any later. A job past that is *stuck* and, like one without limit and old foreign
+use, never ends: a time that is only hoped for would become a promise that nobody can keep.
+
+Between two starts things only leave. So what is free on a GPU grows with time, a request that fits
+at t fits at every later t until somebody starts, and the earliest time at which it fits is one of
+the planned ends: those are all the times that are ever looked at, in order.
+
+A GPU without a fresh sample is taken to be known a moment from now (`fresh_allowance_s`), so that
+one look at a driver that is late does not move every expected start to "unknown".
 """
 
 from __future__ import annotations
