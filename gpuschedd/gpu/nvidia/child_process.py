@@ -195,17 +195,17 @@ async def _ready(fd: int, *, write: bool = False) -> None:
 
 def hanging_orphan(proc: Path = Path("/proc")) -> int | None:
     """A driver process of an earlier daemon that hangs in the kernel: in D, and an orphan."""
-    for entry in os.scandir(proc):
-        if not entry.name.isdecimal():
+    for name in os.listdir(proc):
+        if not name.isdecimal():
             continue
         try:
-            if Path(entry, "comm").read_bytes().strip() != PROCESS_NAME:
+            if Path(proc, name, "comm").read_bytes().strip() != PROCESS_NAME:
                 continue
-            found = process_stat(int(entry.name), proc)
-            if os.stat(entry.path).st_uid != os.getuid():
+            found = process_stat(int(name), proc)
+            if Path(proc, name).stat().st_uid != os.getuid():
                 continue
         except OSError:
             continue
         if found is not None and found.state == "D" and found.parent == 1:
-            return int(entry.name)
+            return int(name)
     return None
