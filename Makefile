@@ -6,9 +6,16 @@ STAMP := $(VENV)/.installed
 # Tests run in a random order, whose seed is said at the end. `make test SEED=7` takes that of 7.
 PYTEST := $(BIN)/python -m pytest -q $(if $(SEED),--randomly-seed=$(SEED))
 
-# What says most within half a minute: the shape of the code, decisions, gates, the commands, the wire.
+# What says most within half a minute: the shape of the code, decisions, gates, the commands, the
+# wire, the database, one simulated life of the controller, and a client that runs a job. Long runs
+# over the core and the daemons that refuse a broken database are left to `make test`.
 QUICK := tests/test_rooms.py tests/core tests/jobs tests/client/commands tests/client/wire \
-	--deselect tests/core/test_properties.py --deselect tests/core/test_benchmarks.py
+	tests/store/test_database.py \
+	'tests/sim/test_controller.py::test_every_promise_holds_at_every_step[1]' \
+	--deselect tests/core/test_properties.py --deselect tests/core/test_benchmarks.py \
+	--deselect tests/core/test_fairshare.py::test_shares_of_three_to_one_give_three_quarters \
+	--deselect tests/core/test_fairshare.py::test_users_of_large_and_of_small_jobs_get_half_each \
+	--deselect tests/store/test_database.py::test_an_unusable_database_ends
 
 .PHONY: demo quick test test-system soak check format clean
 
