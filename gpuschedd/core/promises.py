@@ -1,7 +1,7 @@
-"""Promises: when a reservation sticks, how a promise ends, and what is to blame when it is late.
+"""Promises: when a reservation sticks, whether one goes on, and what is to blame when it is late.
 
-Owns the life of the one live promise. The blame is found by undoing one kind of disturbance at a
-time and asking for the shadow time again.
+A pass (`plan`) ends a promise by these answers, and `jobs.passes` writes down how. The blame is
+found by undoing one kind of disturbance at a time and asking for the shadow time again.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ def test_who_may_submit_is_the_configuration_s_word(host: Host) -> None:
     job = host.job(later)
     assert job.state == "PENDING"
     assert job.reason is not None
-    assert "names bob no more" in job.reason.text
+    assert "no longer names bob" in job.reason.text
     host.sh("carol", "true")
     host.reconfigure("")
     until(lambda: not host.job(later).hold, "it is released with the old configuration")
