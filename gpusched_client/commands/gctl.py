@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gpusched_client.commands.click_options import change_option
 from gpusched_client.commands.common import (
     CONTEXT_SETTINGS,
     VERSION,
@@ -15,7 +16,6 @@ from gpusched_client.commands.common import (
     print_out,
     terminal_width,
 )
-from gpusched_client.commands.job_options import change_option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gpusched_client.commands.click_options import submit_options
 from gpusched_client.commands.common import (
     CONTEXT_SETTINGS,
     EXIT_INTERRUPTED,
@@ -15,7 +16,6 @@ from gpusched_client.commands.common import (
     print_err,
     print_out,
 )
-from gpusched_client.commands.job_options import submit_options
 from gpusched_client.wire.job_options import OPTIONS, Section, describe_request
 
 if TYPE_CHECKING:

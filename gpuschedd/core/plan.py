@@ -49,7 +49,7 @@ from gpuschedd.core.model import (
     Waiting,
 )
 from gpuschedd.core.priority import Entry, Merge
-from gpuschedd.core.reservation import Hold, Shadow, seat_freely, shadow
+from gpuschedd.core.reservation import Hold, Shadow, select_freely, shadow
 from gpuschedd.core.timeline import Host, Load, Need, Slot, end_if_decided_s
 from gpuschedd.core.unknown import why_unknown
 
@@ -184,10 +184,10 @@ class _Pass:
         promise, job = self.promise, entry.job
         need = self.host.need(job.request, job.uid)
         fitting = self.host.fitting(need)
-        seat = seat_freely(need, fitting)
-        if seat is not None:
+        chosen = select_freely(need, fitting)
+        if chosen is not None:
             self._note(entry, None)
-            self._start(job, need, seat)
+            self._start(job, need, chosen)
             self._holder_started(promise)
             return True
         found = shadow(self.host, need)
@@ -305,12 +305,12 @@ class _Pass:
         fitting = self.host.fitting(need)
         if level == WITHOUT_LIMIT:
             fitting = [slot for slot in fitting if slot.position not in self.kept]
-        seat = self._seat(need, fitting, level)
-        if seat is not None:
+        chosen = self._select(need, fitting, level)
+        if chosen is not None:
             self._note(entry, None)
-            self._start(job, need, seat)
+            self._start(job, need, chosen)
             return
-        if level > NOW and seat_freely(need, self.host.fitting(need)) is None:
+        if level > NOW and select_freely(need, self.host.fitting(need)) is None:
             level = NOW
         self.failures.add(need, level)
         self._waits(entry, need, level)
@@ -321,12 +321,12 @@ class _Pass:
             return WITHOUT_LIMIT
         return PAST_T if self.hold is not None and end_s > self.hold.at_s else NOW
 
-    def _seat(self, need: Need, fitting: Sequence[Slot], level: int) -> list[Slot] | None:
+    def _select(self, need: Need, fitting: Sequence[Slot], level: int) -> list[Slot] | None:
         if level == NOW or self.hold is None:
-            return seat_freely(need, fitting)
+            return select_freely(need, fitting)
         if self.policy.backfill is Backfill.BEFORE_RESERVATION:
             return None
-        return self.hold.seat(need, fitting)
+        return self.hold.select(need, fitting)
 
     def _over_limit(self, entry: Entry) -> bool:
         room = self.rooms.get(entry.job.uid)
@@ -425,7 +425,7 @@ class _Pass:
     def _start(self, job: Waiting, need: Need, slots: list[Slot]) -> None:
         end_s = end_if_decided_s(self.now_s, job.request.time_limit_s, self.policy)
         if self.hold is not None and end_s > self.hold.at_s:
-            self.hold.took(need, slots)
+            self.hold.commit(need, slots)
         alone = need.whole or need.exclusive
         grants = []
         for slot in slots:

@@ -1,6 +1,6 @@
 """EASY: the shadow time of a request, and what others may take without delaying the head job.
 
-Owns T, useful GPUs and spare. `shadow` and `Hold.seat` are the only two questions.
+Owns T, useful GPUs and spare. `shadow` and `Hold.select` are the only two questions.
 
 Theory. A GPU is *useful* to the head at T if the head fits on it beside what is planned to run
 past T there. The *shadow time* T is the earliest planned end at which `gpus` many are useful
@@ -68,7 +68,7 @@ def shadow(host: Host, need: Need, barred: Container[int] = ()) -> Shadow | None
     return Shadow(at_s, [group for group in useful if len(group) >= need.gpus])
 
 
-def seat_freely(need: Need, fitting: Sequence[Slot]) -> list[Slot] | None:
+def select_freely(need: Need, fitting: Sequence[Slot]) -> list[Slot] | None:
     """GPUs for a request that need not look at any reservation; None if they are not enough."""
     if len(fitting) < need.gpus:
         return None
@@ -79,7 +79,7 @@ def seat_freely(need: Need, fitting: Sequence[Slot]) -> list[Slot] | None:
 
 
 class Hold:
-    """The head job's reservation during a pass. `seat` takes from `spare` what it must."""
+    """The head job's reservation during a pass. `select` takes from `spare` what it must."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class Hold:
         """How many useful GPUs may still stop being so."""
         return max((len(useful) - self.need.gpus for useful in self._useful), default=0)
 
-    def seat(self, need: Need, fitting: Sequence[Slot]) -> list[Slot] | None:
+    def select(self, need: Need, fitting: Sequence[Slot]) -> list[Slot] | None:
         """GPUs for a job that runs past T: of them at most `spare` stop being useful."""
         if len(fitting) < need.gpus:
             return None
@@ -126,8 +126,8 @@ class Hold:
                     best = (cost, len(group), blocked, group)
         return None if best is None else choose(best[3], need, best[2])
 
-    def took(self, need: Need, slots: Sequence[Slot]) -> None:
-        """Book that a job running past T is about to sit on these (call before it does)."""
+    def commit(self, need: Need, slots: Sequence[Slot]) -> None:
+        """Count that a job running past T is about to sit on these (call before it does)."""
         blocked = {slot.position for slot in slots if self._blocks_head(slot, need)}
         if blocked:
             self._useful = [
@@ -139,4 +139,4 @@ class Hold:
         head = self.need
         if head.whole or head.exclusive or need.whole or need.exclusive:
             return True
-        return not self._host.sits_at(slot, head, self.at_s, extra=need)
+        return not self._host.fits_at(slot, head, self.at_s, extra=need)

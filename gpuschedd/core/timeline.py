@@ -317,7 +317,7 @@ class Host:
 
     def is_open_to(self, slot: Slot, need: Need) -> bool:
         """May the shared request sit there, memory apart?"""
-        return not slot.loads or beside(slot.gpu, slot.loads, need, self.policy)
+        return not slot.loads or compatible(slot.gpu, slot.loads, need, self.policy)
 
     def free_at_s(self, slot: Slot, need: Need) -> float:
         """The earliest time at which the request could sit on that GPU, from now on."""
@@ -348,11 +348,11 @@ class Host:
         if slot.foreign_held and first_s < slot.foreign_end_s < NEVER_S:
             ends = sorted({*ends, slot.foreign_end_s})
         for at_s in (first_s, *ends):
-            if at_s < NEVER_S and self.sits_at(slot, need, at_s):
+            if at_s < NEVER_S and self.fits_at(slot, need, at_s):
                 return at_s
         return NEVER_S
 
-    def sits_at(self, slot: Slot, need: Need, at_s: float, extra: Need | None = None) -> bool:
+    def fits_at(self, slot: Slot, need: Need, at_s: float, extra: Need | None = None) -> bool:
         """True if a shared request could sit there at at_s beside what runs past it and `extra`."""
         staying = [load for load in slot.loads if load.end_s > at_s]
         room = slot.gpu.capacity_bytes - sum(load.held_bytes for load in staying)
@@ -361,7 +361,9 @@ class Host:
         if extra is not None:
             room -= extra.bytes
             staying.append(Load(NEVER_S, extra.bytes, False, extra.uid, JobId(0), 0.0, False))
-        return room >= need.bytes and (not staying or beside(slot.gpu, staying, need, self.policy))
+        return room >= need.bytes and (
+            not staying or compatible(slot.gpu, staying, need, self.policy)
+        )
 
     def residues(self) -> tuple[Residue, ...]:
         """The GPUs in service on which something never ends."""
@@ -384,7 +386,7 @@ def model_matches(wanted: str, model: str) -> bool:
     return wanted.casefold() in model.casefold()
 
 
-def beside(gpu: Gpu, loads: list[Load], need: Need, policy: Policy) -> bool:
+def compatible(gpu: Gpu, loads: list[Load], need: Need, policy: Policy) -> bool:
     """May a shared request sit beside these jobs, memory apart?"""
     if need.exclusive or not gpu.shareable or len(loads) >= policy.max_jobs_per_gpu:
         return False

@@ -32,7 +32,7 @@ from gpuschedd.core.plan import plan
 from gpuschedd.core.queues import Queues
 from gpuschedd.core.reservation import Hold, shadow
 from gpuschedd.core.snapshot import build_snapshot
-from gpuschedd.core.timeline import Host, beside, end_if_decided_s
+from gpuschedd.core.timeline import Host, compatible, end_if_decided_s
 from tests.support.core_builders import Sim, gpu, waiting
 
 SOAK = bool(os.environ.get("GPUSCHED_SOAK"))
@@ -231,7 +231,7 @@ def test_idle_gpu_beside_a_job_that_fits_is_justified_by_the_reservation(
             end_s = end_if_decided_s(seen.now_s, job.request.time_limit_s, policy)
             assert end_s > found.at_s
             easy = policy.backfill is Backfill.EASY
-            assert not easy or hold.seat(own, fitting) is None
+            assert not easy or hold.select(own, fitting) is None
 
     sim.on_plan = look
     play(cards, policy, history, sim)
@@ -396,4 +396,4 @@ def test_beside_is_what_check_host_checks() -> None:
     sim = Sim((gpu(0),), policy)
     host = Host(sim.snapshot(), policy)
     need = host.need(waiting(1, 1, vram=GIB).request, 1)
-    assert beside(host.slots[0].gpu, [], need, policy)
+    assert compatible(host.slots[0].gpu, [], need, policy)
