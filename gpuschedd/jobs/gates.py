@@ -6,9 +6,10 @@ is asked about eligibility is answered here; nothing else looks at the fields be
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpusched_client.terms import HoldKind, JobState, PendingReason
 from gpuschedd.core.job import Job
@@ -25,31 +26,39 @@ class Now(NamedTuple):
     wall_s: float
 
 
-class Gate(Protocol):
-    """One thing that a pending job may wait for before it is eligible.
+class Gate(ABC):
+    """One thing that a pending job may wait for before it is eligible. Each defines what it needs.
 
     `rests`: the job's age begins again when the gate opens by itself.
     """
 
-    rests: bool
+    rests = False
 
     def asked(self, wanted: JobRequest, now: Now) -> Mapping[str, Any]:
         """The fields of a new job that its request sets here."""
+        del wanted, now
+        return {}
 
     def shown(self, job: Job, to_wall_s: Callable[[float], float]) -> Mapping[str, Any]:
         """The fields of its view that it is shown by; `to_wall_s` is of scheduler time."""
+        del job, to_wall_s
+        return {}
 
+    @abstractmethod
     def blocks(self, job: Job, now_s: float) -> Reason | None:
         """Why the job is not eligible at now_s (scheduler time); None: not for this."""
 
     def opens_at_s(self, job: Job) -> float | None:
         """When it opens by itself, in scheduler time; None: it is open, or somebody opens it."""
+        del job
+        return None
 
     def opened(self, job: Job) -> Job:
         """The job without its trace, once its time has passed."""
+        return job
 
 
-class HoldGate:
+class HoldGate(Gate):
     """Held by its owner, an admin, or the daemon, until somebody releases it."""
 
     rests = True
@@ -80,26 +89,9 @@ class HoldGate:
             case HoldKind.ADMIN:
                 return Reason(PendingReason.HELD, "held by an admin")
 
-    def opens_at_s(self, job: Job) -> float | None:
-        del job
-        return None
 
-    def opened(self, job: Job) -> Job:
-        return job
-
-
-class BackoffGate:
+class BackoffGate(Gate):
     """Waits before the next launch, after one that failed or that the host could not make."""
-
-    rests = False
-
-    def asked(self, wanted: JobRequest, now: Now) -> Mapping[str, Any]:
-        del wanted, now
-        return {}
-
-    def shown(self, job: Job, to_wall_s: Callable[[float], float]) -> Mapping[str, Any]:
-        del job, to_wall_s
-        return {}
 
     def blocks(self, job: Job, now_s: float) -> Reason | None:
         if job.not_before_sched_s is None or job.not_before_sched_s <= now_s:
@@ -120,18 +112,10 @@ class BackoffGate:
         return replace(job, not_before_sched_s=None)
 
 
-class BeginGate:
+class BeginGate(Gate):
     """Not before a time of its owner's."""
 
     rests = True
-
-    def asked(self, wanted: JobRequest, now: Now) -> Mapping[str, Any]:
-        del wanted, now
-        return {}
-
-    def shown(self, job: Job, to_wall_s: Callable[[float], float]) -> Mapping[str, Any]:
-        del job, to_wall_s
-        return {}
 
     def blocks(self, job: Job, now_s: float) -> Reason | None:
         if job.begin_at_sched_s is None or job.begin_at_sched_s <= now_s:
