@@ -484,7 +484,8 @@ def test_a_stop_leaves_nothing_half_done(driver: FakeDriver, daemon_over: Start)
         driver.add("hang nvmlDeviceGetMemoryInfo_v2 *")
     before = driver.calls()
     until(lambda: driver.calls() > before, "a sweep hangs")
-    time.sleep(0.5)  # the child is killed a second after the sweep began, or after its pipe closed
+    job_dirs = daemon.state_dir / "jobs"
+    until(lambda: all((path / "exit").exists() for path in job_dirs.iterdir()), "the jobs end")
     assert daemon.stop() == 0
     log = daemon.log.read_text()
     assert "Traceback" not in log
