@@ -61,8 +61,6 @@ class Gate(ABC):
 class HoldGate(Gate):
     """Held by its owner, an admin, or the daemon, until somebody releases it."""
 
-    rests = True
-
     def asked(self, wanted: JobRequest, now: Now) -> Mapping[str, Any]:
         del now
         return {"hold": HoldKind.USER if wanted.hold else None}

@@ -46,6 +46,8 @@ def test_a_dry_run_names_the_gpus(daemon: DaemonProcess) -> None:
     assert daemon.run("gsub", "--dry-run", "true").stdout.endswith("start now on GPU 0\n")
     both = daemon.run("gsub", "--dry-run", "-g", "2", "true").stdout
     assert both.endswith("start now on GPUs 0, 1\n")
+    held = daemon.run("gsub", "--dry-run", "--hold", "true").stdout
+    assert held.endswith("Would wait: held by its owner\n")
 
 
 def test_a_job_that_is_stopped_from_outside_says_so(daemon: DaemonProcess) -> None:

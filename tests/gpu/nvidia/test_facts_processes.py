@@ -190,6 +190,18 @@ def test_no_environment_keeps_the_others_from_being_known_39(
     assert attribution.owner_of(process) is None
 
 
+def test_a_foreign_process_drives_no_terminal_by_its_name(tmp_path: Path) -> None:
+    """Its name is its own to choose, and people read it in reasons."""
+    proc = tmp_path / "9"
+    proc.mkdir()
+    (proc / "stat").write_text(Path("/proc/1/stat").read_text())
+    (proc / "comm").write_bytes(b"a\x1b]0;b\x07c\n")
+    process = GpuProcess(9, ticks(1), GIB)
+    attribution = Attribution(dict, proc=tmp_path)
+    attribution.learn([process])
+    assert attribution.describe(process).command == r"a\x1b]0;b\x07c"
+
+
 def test_clients_of_the_mps_server_are_listed_and_it_is_infrastructure_40(
     driver: FakeDriver, gpus: Open, judge: Judge, tmp_path: Path
 ) -> None:
