@@ -50,7 +50,7 @@ T = TypeVar("T")
 
 
 class Story:
-    """One submit-start-finish, one submit-start-cancel, on a daemon that is killed at a point."""
+    """A job that finishes, one that is given a limit and cancelled; a daemon killed at a point."""
 
     def __init__(self, place: Path, call: str, number: int) -> None:
         place.mkdir()
@@ -99,6 +99,7 @@ class Story:
                 ).id
             )
         )
+        self._retry(lambda client: client.update([cancelled], time_limit="1h"))
         self._retry(lambda client: client.cancel([cancelled]))
         self._retry(lambda client: client.wait(cancelled, timeout_s=30))
         return finished, cancelled
@@ -122,6 +123,7 @@ class Story:
     def _check(self, finished: int, cancelled: int) -> None:
         with self.daemon.client() as client:
             jobs = client.jobs(ids=[finished, cancelled]).jobs
+            assert jobs[1].time_limit_s == 3600, self.point
             assert [job.state for job in jobs] == [JobState.FAILED, JobState.CANCELLED], self.point
             assert jobs[0].exit_code == 3, self.point
             assert client.jobs().total == 2, self.point
