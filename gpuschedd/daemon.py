@@ -60,6 +60,7 @@ from gpuschedd.system.accounts import NameService, unknown_names
 from gpuschedd.system.capabilities import check_launch
 from gpuschedd.system.clock import Clock, SchedulerClock, SystemClock
 from gpuschedd.system.sd_notify import ServiceManager, passed_socket
+from gpuschedd.system.threads import started_pool
 
 log = logging.getLogger("gpuschedd")
 
@@ -70,6 +71,7 @@ PRUNE_EVERY_S = 6 * 3600.0
 THREAD_TURN_S = 0.001
 COLLECTOR = (50_000, 20, 100)
 ACCOUNTS_EVERY_S = 60.0
+WORK_THREADS = 4  # for what blocks and has no pool of its own
 FIRST_SWEEP_S = 60.0  # READY=1 does not wait longer than this for the first look at the GPUs
 SYSTEM_DEFAULT_LIMIT_S, SYSTEM_MAX_LIMIT_S = 86_400.0, 7 * 86_400.0
 
@@ -106,6 +108,7 @@ class Daemon:
 
     async def run(self) -> int:
         """Serve until told to stop; the exit status."""
+        asyncio.get_running_loop().set_default_executor(started_pool(WORK_THREADS, "work"))
         state_dir = self.options.state_dir
         store = Store.open(state_dir)
         loaded = store.load()
@@ -229,6 +232,7 @@ class Daemon:
             starting.result()
             helpers += [
                 asyncio.ensure_future(self._prune_regularly()),
+                asyncio.ensure_future(self.dispatcher.look_regularly()),
                 asyncio.ensure_future(self._feed_watchdog()),
                 asyncio.ensure_future(self._look_for_accounts()),
                 asyncio.ensure_future(self._look_for_names()),

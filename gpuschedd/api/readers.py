@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from gpusched_client.errors import LimitReached
 from gpuschedd.api.limits import QUESTIONS_PER_UID_MAX
 from gpuschedd.store.history import History, read
+from gpuschedd.system.threads import started_pool
 
 T = TypeVar("T")
 Work = Callable[[History], Any]
@@ -25,7 +25,7 @@ class FairReader:
 
     def __init__(self, history: History) -> None:
         self._history = history
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="history")
+        self._thread = started_pool(1, "history")
         self._waiting: dict[int, deque[tuple[Work, asyncio.Future[Any]]]] = {}
         self._turns: deque[int] = deque()  # each uid of _waiting once, next first
         self._busy = False

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,6 +37,7 @@ from gpuschedd.store.database import StoreBroken, StoreFull
 from gpuschedd.store.records import Age, Changes, Event, PromiseRow, UsageRow
 from gpuschedd.store.writer import Store
 from gpuschedd.system.clock import SchedulerClock
+from gpuschedd.system.threads import started_pool
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ class Controller:
         self._timer: asyncio.TimerHandle | None = None
         self._stopping = False
         self._broken: StoreBroken | None = None
-        self._database = ThreadPoolExecutor(1, thread_name_prefix="database")
+        self._database = started_pool(1, "database")
         self._storage = StorageGate(state, probe, self._database, self.request_pass)
         self.on_commit: list[Callable[[Committed], None]] = []
         self.counters = {"batches": 0, "commands": 0, "passes": 0, "starts": 0, "storage_full": 0}

@@ -8,18 +8,21 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from gpusched_client.terms import GpuUuid, JobId, JobState
+from gpusched_client.terms import GpuUuid, JobState
 from gpuschedd.core.attempt import AttemptReport, Cancel, Orders
 from gpuschedd.core.job import Job
 from gpuschedd.gpu.source import DeviceAccess, DeviceMissing, GpuInfo, GrantedGpu
 from gpuschedd.jobs.attempts import NO_EVIDENCE, Evidence, apply_report
 from gpuschedd.jobs.controller import Change, Committed, Controller
 from gpuschedd.run.launchers.direct import UNFILTERED, AccountGone, LaunchDeferred, LaunchFailed
-from gpuschedd.run.runner import DISOBEDIENCE_S, LaunchPlan, MakePlan, Runner
+from gpuschedd.run.obedience import Obedience
+from gpuschedd.run.runner import LaunchPlan, MakePlan, Runner
 from gpuschedd.run.spec import LaunchContext, SpecMaker
 from gpuschedd.system.accounts import NameService
 
 log = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 60.0
 
 
 class NoLongerFits(LaunchDeferred):
@@ -64,25 +67,36 @@ class Dispatcher:
         self._gpus = gpus
         self._accounts = accounts
         self._reports: set[asyncio.Task[None]] = set()
-        self._stop_timers: dict[JobId, asyncio.TimerHandle] = {}
+        self._obedience = Obedience(runner, controller.clock)
         runner.report = self._report
         controller.on_commit.append(self._after_commit)
 
     async def recover_all(self) -> None:
         """At start-up: every job that held GPUs is looked for, and its state follows."""
-        held = [job for job in self._controller.state.jobs.values() if job.holds_gpus]
+        held = self._held()
+        for job in held:
+            self._watch_over(job)
         await self._runner.remove_abandoned({(job.job_id, job.attempt) for job in held})
-        await asyncio.gather(
-            *(
-                self._runner.recover(
-                    (job.job_id, job.attempt),
-                    job.uid,
-                    orders_of(job),
-                    ran=job.state is not JobState.CONFIGURING,
-                )
-                for job in held
-            )
-        )
+        await asyncio.gather(*(self._recover(job) for job in held))
+
+    async def _recover(self, job: Job) -> None:
+        ran = job.state is not JobState.CONFIGURING
+        await self._runner.recover((job.job_id, job.attempt), job.uid, orders_of(job), ran=ran)
+
+    def _held(self) -> list[Job]:
+        return [job for job in self._controller.state.jobs.values() if job.holds_gpus]
+
+    async def look_regularly(self) -> None:
+        """By a slow clock at every attempt that holds something, so that no lost event is for ever.
+
+        What nobody tracks, through whatever failed, is found again as at a start.
+        """
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            for job in self._held():
+                if not self._runner.look_again((job.job_id, job.attempt)):
+                    log.warning("attempt_untracked job=%d attempt=%d", job.job_id, job.attempt)
+                    await self._recover(job)
 
     async def settled(self) -> None:
         """Until the ends that are known now were handed to the controller."""
@@ -126,7 +140,7 @@ class Dispatcher:
         if before is None:
             return
         if before.holds_gpus and not (after.holds_gpus and after.attempt == before.attempt):
-            self._drop_timer(after.job_id)
+            self._obedience.drop(after.job_id)
             self._runner.forget((before.job_id, before.attempt))
             self._gpus.job_gone(before)
         elif after.state is JobState.CONFIGURING and not before.holds_gpus:
@@ -138,26 +152,17 @@ class Dispatcher:
 
     def _follow_orders(self, before: Job, after: Job) -> None:
         key, orders = (after.job_id, after.attempt), orders_of(after)
-        if after.cancel is not None and before.cancel is None:
-            self._arm_timer(after)
-            if after.state is JobState.CONFIGURING:
-                self._runner.fence(key, orders)
-                return
+        self._watch_over(after)
+        is_cancelled_now = after.cancel is not None and before.cancel is None
+        if is_cancelled_now and after.state is JobState.CONFIGURING:
+            self._runner.fence(key, orders)
+            return
         if orders != orders_of(before):
             self._runner.order(key, orders)
 
-    def _arm_timer(self, job: Job) -> None:
-        """A supervisor that does not obey a cancel is stopped itself."""
-        delay_s = self._controller.state.policy.kill_grace_s + DISOBEDIENCE_S
-        loop = asyncio.get_running_loop()
-        self._stop_timers[job.job_id] = loop.call_later(
-            delay_s, self._runner.stop_disobedient, (job.job_id, job.attempt)
-        )
-
-    def _drop_timer(self, job_id: JobId) -> None:
-        timer = self._stop_timers.pop(job_id, None)
-        if timer is not None:
-            timer.cancel()
+    def _watch_over(self, job: Job) -> None:
+        """What is due of its supervisor will be seen to."""
+        self._obedience.follow(job, self._controller.state.policy.kill_grace_s)
 
     def _plan_maker(self, job: Job) -> MakePlan:
         async def make() -> LaunchPlan | None:

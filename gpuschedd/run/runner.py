@@ -11,7 +11,6 @@ import asyncio
 import logging
 import os
 from collections.abc import Awaitable, Callable, Collection, Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,16 +28,20 @@ from gpuschedd.run.launchers.direct import (
     Launcher,
     LaunchFailed,
     LaunchStorage,
+    is_host_short,
 )
 from gpuschedd.run.tracking import Tracked
 from gpuschedd.supervisor.errors import STORAGE_ERRNOS
+from gpuschedd.system.threads import started_pool
 
 log = logging.getLogger(__name__)
 
 LAUNCH_TIMEOUT_S = 30.0  # from the launch to the supervisor's claim
 ROOM_PAUSE_S = 1.0  # between two tries to write on a full disk
 LEFTOVER_PAUSE_S = 0.2  # between two looks while the processes of a lost supervisor are ended
-DISOBEDIENCE_S = 30.0  # past the grace: then the supervisor itself is stopped
+LOOK_PAUSE_MAX_S = 60.0  # between two looks while something keeps going wrong
+EARLY_LOOKS_S = (1.0, 5.0, 30.0)  # after a launch, whose hints may get lost
+SETUP_STUCK_S = 90.0  # three times what a set-up may take: its supervisor hangs
 LAUNCH_THREADS = 8
 
 T = TypeVar("T")
@@ -68,15 +71,17 @@ class Runner:
         self._tasks: set[asyncio.Task[None]] = set()
         self._hints: HintSocket | None = None
         self._is_closed = False
-        self._threads = ThreadPoolExecutor(LAUNCH_THREADS, thread_name_prefix="attempt")
+        self._threads = started_pool(LAUNCH_THREADS, "attempt")
         # Apart, so that a hung PID 1 delays starts and nothing else.
-        self._launches = ThreadPoolExecutor(LAUNCH_THREADS, thread_name_prefix="launch")
+        self._launches = started_pool(LAUNCH_THREADS, "launch")
 
     # --- what the controller decided ----------------------------------------------------------
 
     def launch(self, key: JobKey, uid: int, make_plan: MakePlan) -> None:
         """Write the directory and start the supervisor; the plan is None when it is not wanted."""
-        self._go(self._launch(self._track(key, uid), make_plan))
+        tracked = self._track(key, uid)
+        tracked.launching = True
+        self._go(self._launch(tracked, make_plan))
 
     def order(self, key: JobKey, orders: Orders) -> None:
         """Publish new orders and wake the supervisor."""
@@ -130,6 +135,24 @@ class Runner:
             tracked.unwatch()
             self._go(self._forget(tracked))
 
+    def look_again(self, key: JobKey) -> bool:
+        """A look of the slow clock, which counts on nothing; False: nobody tracks this attempt."""
+        tracked = self._attempts.get(key)
+        if tracked is None:
+            return False
+        now_s = asyncio.get_running_loop().time()
+        if tracked.is_unclaimed_since(now_s - 2 * LAUNCH_TIMEOUT_S):
+            self._check_claimed(tracked)
+        elif tracked.is_setting_up_since(now_s - SETUP_STUCK_S):
+            self._go(self._stop(tracked))
+        self.look(key)
+        return True
+
+    def wake(self, key: JobKey) -> None:
+        """Have its supervisor read its orders, also if it was stopped by a signal."""
+        if (tracked := self._attempts.get(key)) is not None and tracked.pidfd is not None:
+            self.launcher.wake(tracked.pidfd)
+
     def stop_disobedient(self, key: JobKey) -> None:
         """A supervisor that did not obey an order in time is ended."""
         if (tracked := self._attempts.get(key)) is not None:
@@ -159,12 +182,24 @@ class Runner:
     # --- launches -----------------------------------------------------------------------------
 
     async def _launch(self, tracked: Tracked, make_plan: MakePlan) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            if await self._start_supervisor(tracked, make_plan):
+                loop.call_later(LAUNCH_TIMEOUT_S, self._check_claimed, tracked)
+                for after_s in (0.0, *EARLY_LOOKS_S):
+                    loop.call_later(after_s, self.look, tracked.key)
+        finally:
+            tracked.launching = False
+            tracked.quiet_since_s = loop.time()
+
+    async def _start_supervisor(self, tracked: Tracked, make_plan: MakePlan) -> bool:
+        """Whether there may be a supervisor now; a failure was reported."""
         async with tracked.lock:
             error: LaunchFailed | None = None
             try:
                 made = await make_plan()
                 if made is None:
-                    return
+                    return False
                 loop = asyncio.get_running_loop()
                 await loop.run_in_executor(
                     self._launches, _create_and_launch, self.launcher, self._jobs_root, *made
@@ -174,13 +209,11 @@ class Runner:
             except Exception as bug:
                 # Nobody else would look at the attempt again: it goes the way of failed launches.
                 log.exception("launch_broke job=%d attempt=%d", *tracked.key)
-                error = LaunchFailed(f"{type(bug).__name__}: {bug}")
+                kind = LaunchDeferred if is_host_short(bug) else LaunchFailed
+                error = kind(f"{type(bug).__name__}: {bug}")
             if error is not None:
                 await self._launch_failed(tracked, error)
-                return
-        self.look(tracked.key)
-        loop = asyncio.get_running_loop()
-        loop.call_later(LAUNCH_TIMEOUT_S, self._check_claimed, tracked)
+        return error is None
 
     async def _launch_failed(self, tracked: Tracked, error: LaunchFailed) -> None:
         """Nothing of it may start later: fence it, or remove what the full disk took of it."""
@@ -316,13 +349,17 @@ class Runner:
 
         Nobody else would look: what the host has no room for is tried again.
         """
+        pause_s = ROOM_PAUSE_S
         while not tracked.over:
             try:
                 if not await self._take_look(tracked):
                     return
-            except OSError as error:
-                log.warning("look_failed job=%d attempt=%d error=%s", *tracked.key, error)
-                await asyncio.sleep(ROOM_PAUSE_S)
+                pause_s = ROOM_PAUSE_S
+            except Exception as error:
+                told = "look_failed job=%d attempt=%d error=%r"
+                log.warning(told, *tracked.key, error, exc_info=not isinstance(error, OSError))
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, LOOK_PAUSE_MAX_S)
 
     async def _take_look(self, tracked: Tracked) -> bool:
         """Read the directory and carry out what follows. Whether to look once more."""
@@ -332,6 +369,7 @@ class Runner:
             seen = await self._in_thread(JobDir.open(self._jobs_root, *tracked.key).observe)
         except JobDirCorrupt as error:
             problem = str(error)
+        tracked.has_started = seen is not None and seen.started is not None
         if seen is not None and seen.claim is None:
             if not tracked.claimed or tracked.pidfd is not None:
                 return False  # its launch is under way, with a time-out; or its supervisor lives
@@ -416,6 +454,7 @@ class Runner:
         before = self._attempts.get(key)
         lock = before.lock if before is not None else asyncio.Lock()
         tracked = self._attempts[key] = Tracked(key, uid, lock)
+        tracked.quiet_since_s = asyncio.get_running_loop().time()
         return tracked
 
     def _go(self, work: Coroutine[Any, Any, None]) -> None:
@@ -440,7 +479,8 @@ def _create_and_launch(launcher: Launcher, jobs_root: Path, spec: Spec, bounds: 
     try:
         job_dir = JobDir.create(jobs_root, spec)
     except (OSError, JobDirError) as error:
-        number = error.errno if isinstance(error, OSError) else None
-        kind = LaunchStorage if number in STORAGE_ERRNOS else LaunchFailed
+        kind = LaunchDeferred if is_host_short(error) else LaunchFailed
+        if isinstance(error, OSError) and error.errno in STORAGE_ERRNOS:
+            kind = LaunchStorage
         raise kind(f"the job directory cannot be written: {error}") from error
     launcher.launch(job_dir, bounds)

@@ -23,6 +23,10 @@ class Tracked:
     ran: bool = False  # by the database, which outlives a directory
     cancel_requested: bool = False
     claimed: bool = False  # had a supervisor, whatever the directory says
+    launching: bool = False
+    quiet_since_s: float = 0.0  # event loop's time since which no launch of it is under way
+    watched_since_s: float = 0.0  # event loop's time since which `pidfd` is watched
+    has_started: bool = False  # by its records
     looking: bool = False
     look_again: bool = False  # asked for while a look was taken
     pidfd: int | None = None  # of the live supervisor
@@ -38,9 +42,20 @@ class Tracked:
         )
         return recover(facts)
 
+    def is_unclaimed_since(self, at_s: float) -> bool:
+        """No launch of it has been under way since then, and nobody took the claim."""
+        return not (self.over or self.launching or self.claimed) and self.quiet_since_s <= at_s
+
+    def is_setting_up_since(self, at_s: float) -> bool:
+        """Its supervisor has lived since then, and still nothing of the user's runs."""
+        if self.over or self.has_started or self.pidfd is None:
+            return False
+        return self.watched_since_s <= at_s
+
     def watch(self, pidfd: int, claim: Claim, ended: Callable[[], None]) -> None:
         """The live supervisor that took the claim; `ended` is called once it is dead."""
         self.pidfd, self.claimed = pidfd, True
+        self.watched_since_s = asyncio.get_running_loop().time()
         job_id, attempt = self.key
         self.supervisor = (claim.pid, Supervisor(job_id, claim.start_ticks, attempt))
         asyncio.get_running_loop().add_reader(pidfd, ended)

@@ -10,12 +10,14 @@ EXIT_OK = 0
 EXIT_NO_PROGRAM = 2  # Python's own, where it cannot open the file that it should run
 EXIT_SPEC_REFUSED = 65
 EXIT_NO_SPEC = 66
-EXIT_UNAVAILABLE = 69  # __main__: a file of this folder is missing, cut, or of another version
+EXIT_UNAVAILABLE = 69  # __main__: a file is missing, cut, or of another version; or no process
 EXIT_BUG = 70
 EXIT_STORAGE = 74  # the host's fault: no claim, or a claim and nothing started
 EXIT_CLAIM_LOST = 75
 
 STORAGE_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})
+# The host is short of processes, memory or descriptors; that passes.
+SHORT_ERRNOS = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE})
 
 
 class Refused(Exception):

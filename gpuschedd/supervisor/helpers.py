@@ -15,9 +15,17 @@ SYSTEMCTL_DEADLINE_S = 2.0
 
 
 def ask_child(work: Callable[[], bytes], deadline_s: float) -> bytes | None:
-    """The answer of a forked child; None where it failed or took too long."""
-    read_fd, write_fd = os.pipe()
-    pid = os.fork()
+    """The answer of a forked child; None where it failed, took too long or could not be made."""
+    try:
+        read_fd, write_fd = os.pipe()
+    except OSError:
+        return None
+    try:
+        pid = os.fork()
+    except OSError:
+        os.close(read_fd)
+        os.close(write_fd)
+        return None
     if pid == 0:
         try:
             os.write(write_fd, b"=" + work())
@@ -48,8 +56,13 @@ def _dismiss(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
         return
-    pidfd = os.pidfd_open(pid)
-    select.select([pidfd], [], [], 1.0)
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError:
+        return  # no descriptor is left; whoever reaps children takes it
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    poll.poll(1000)
     os.close(pidfd)
     os.waitpid(pid, os.WNOHANG)
 
@@ -58,8 +71,11 @@ def host_is_stopping() -> bool:
     """Whether PID 1 takes the host down; False where it does not say."""
     if not os.path.isdir("/run/systemd/system"):
         return False
-    read_fd, write_fd = os.pipe()
     command = ["systemctl", "is-system-running"]
+    try:
+        read_fd, write_fd = os.pipe()
+    except OSError:
+        return False
     try:
         pid = os.posix_spawnp(
             command[0],

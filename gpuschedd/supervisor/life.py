@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 SETUP_DEADLINE_S = 30.0
 OOM_SCAN_DEADLINE_S = 5.0
+KILL_RETRY_S = 0.5
 
 
 class Supervisor:
@@ -105,10 +106,16 @@ class Supervisor:
         if self._spec.no_exec:
             self._publish_started(os.getpid(), os.getsid(0))
             return
-        report_fd, child_report_fd = os.pipe()
-        child_gate_fd, gate_fd = os.pipe()
-        child = Child(self._spec, pam, script_path)
-        pid = os.fork()
+        try:
+            report_fd, child_report_fd = os.pipe()
+            child_gate_fd, gate_fd = os.pipe()
+            child = Child(self._spec, pam, script_path)
+            pid = os.fork()
+        except OSError as error:
+            # Nothing has run: without a record the daemon starts the job again.
+            complain(f"no process for the job: {error}")
+            self._cause, self._abandoned = CAUSE_SETUP, True
+            return
         if pid == 0:
             child.run(child_report_fd, child_gate_fd)
         os.close(child_report_fd)
@@ -167,7 +174,7 @@ class Supervisor:
         # Before the exec the child is still ours and would die of what the job may handle.
         if self._executed and self._ended is None:
             for signum in self._signals_due:
-                signal_all(signum)
+                self._signal_job(signum)
             self._signals_due.clear()
 
     def _take_report(self) -> None:
@@ -288,10 +295,24 @@ class Supervisor:
             return
         self._terminated = True
         self._alarms.set("kill", boottime_s() + self._spec.kill_grace_s)
-        signal_all(signal.SIGTERM)
+        self._signal_job(signal.SIGTERM)
+
+    def _signal_job(self, signum: int) -> None:
+        """All of its processes; where the host lets us see none, the main one at least."""
+        try:
+            signal_all(signum)
+        except OSError as error:
+            complain(f"signal {signum} went to the main process only: {error}")
+            if self._main is not None and self._ended is None:
+                os.kill(self._main, signum)
 
     def _kill_round(self) -> None:
-        self._alarms.set("kill", boottime_s() + self._kills.kill_all())
+        try:
+            pause_s = self._kills.kill_all()
+        except OSError as error:  # no descriptor is left to look with
+            complain(f"no kill round: {error}")
+            pause_s = KILL_RETRY_S
+        self._alarms.set("kill", boottime_s() + pause_s)
 
     def _reap(self) -> None:
         while (dead := dead_child()) is not None:

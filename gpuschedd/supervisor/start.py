@@ -11,6 +11,8 @@ from gpuschedd.supervisor.errors import (
     EXIT_OK,
     EXIT_SPEC_REFUSED,
     EXIT_STORAGE,
+    EXIT_UNAVAILABLE,
+    SHORT_ERRNOS,
     STORAGE_ERRNOS,
     Refused,
     complain,
@@ -76,7 +78,9 @@ def guarded(work: Callable[[], int]) -> int:
         return refusal.status
     except OSError as error:
         complain(str(error))
-        return EXIT_STORAGE if error.errno in STORAGE_ERRNOS else EXIT_BUG
+        if error.errno in STORAGE_ERRNOS:
+            return EXIT_STORAGE
+        return EXIT_UNAVAILABLE if error.errno in SHORT_ERRNOS else EXIT_BUG
 
 
 def detached(dir_fd: int, spec: Spec) -> int:

@@ -13,11 +13,11 @@ import os
 import pwd
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
 from gpuschedd.supervisor.identity import uid_min
+from gpuschedd.system.threads import started_pool
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ class NameService:
         self.on_news = on_news
         self._groups: dict[str, tuple[str, ...]] = {}
         self._asked_s: dict[str, float] = {}
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="accounts")
+        self._threads = started_pool(THREADS, "accounts")
 
     def groups(self, user: str) -> tuple[str, ...]:
         """The groups as last known; asked again in the background when that is long ago."""

@@ -156,16 +156,32 @@ def test_a_failed_launch_is_fenced_before_anything_is_said_of_it(trial: Trial) -
     trial.run(StubLauncher(LaunchFailed("no claim")), story)
 
 
-def test_a_launch_that_breaks_counts_as_a_failed_one(trial: Trial) -> None:
-    """Whatever was raised: nobody else would look at the attempt again."""
+@pytest.mark.parametrize(
+    ("error", "is_host_s"),
+    [
+        (RuntimeError("can't start new thread"), True),
+        (OSError(errno.EAGAIN, "Resource temporarily unavailable"), True),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), True),
+        (OSError(errno.EMFILE, "Too many open files"), True),
+        (OSError(errno.ENFILE, "Too many open files in system"), True),
+        (MemoryError(), True),
+        (RuntimeError("a bug"), False),
+        (OSError(errno.EPERM, "Operation not permitted"), False),
+    ],
+)
+def test_a_launch_that_breaks_is_reported_by_whose_fault_it_is(
+    trial: Trial, error: Exception, is_host_s: bool
+) -> None:
+    """Whatever was raised: nobody else would look. A host that is short of things counts none."""
     trial.is_full = False
 
     async def story(runner: Runner) -> None:
         runner.launch(KEY, os.getuid(), no_plan)
         report = await trial.report()
-        assert report.launch_error == "RuntimeError: can't start new thread"
+        assert report.launch_error == f"{type(error).__name__}: {error}"
+        assert report.deferred is is_host_s
 
-    trial.run(StubLauncher(RuntimeError("can't start new thread")), story)
+    trial.run(StubLauncher(error), story)
 
 
 @pytest.mark.parametrize("lacked", [True, False])
@@ -201,17 +217,22 @@ def _claim_alive(place: Path) -> None:
     os.close(directory)
 
 
-def test_a_look_that_finds_no_descriptor_is_taken_again(
+def test_a_look_in_which_anything_goes_wrong_is_taken_again(
     trial: Trial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody else would look: the end would be found at the next start of the daemon."""
     trial.is_full = False
     _claim_alive(trial.place)
-    real, looks = JobDir.observe, iter([errno.EMFILE, errno.ENOMEM, errno.EIO, 0])
+    real = JobDir.observe
+    troubles: list[Exception] = [
+        *(OSError(number, os.strerror(number)) for number in (errno.EMFILE, errno.ENOMEM)),
+        RuntimeError("can't start new thread"),
+        MemoryError(),
+    ]
 
     def observe(job_dir: JobDir) -> Observation:
-        if (number := next(looks)) != 0:
-            raise OSError(number, os.strerror(number))
+        if troubles:
+            raise troubles.pop()
         return real(job_dir)
 
     async def story(runner: Runner) -> None:
@@ -291,5 +312,46 @@ def test_what_a_damaged_claim_hides_is_ended_before_its_gpus_are_free(
         assert report.seen is None
         assert "claim cannot be understood" in str(report.detail)
         assert list(left) == []
+
+    trial.run(launcher, story)
+
+
+def test_a_launch_of_which_nothing_was_heard_is_fenced_by_the_slow_clock(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own time-out may have got lost with whatever failed; no job is CONFIGURING for ever."""
+    trial.is_full = False
+    (trial.place / "7.1").mkdir()
+    monkeypatch.setattr(runner_module, "LAUNCH_TIMEOUT_S", 0.0)
+
+    async def story(runner: Runner) -> None:
+        runner._track(KEY, os.getuid())
+        assert runner.look_again(KEY)
+        assert not runner.look_again((JobId(8), 1))
+        report = await trial.failure()
+        assert report.seen is not None
+        assert report.seen.claim is not None
+        assert report.seen.claim.by == "daemon"
+
+    trial.run(StubLauncher(), story)
+
+
+def test_a_supervisor_that_hangs_in_its_set_up_is_ended_by_the_slow_clock(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own deadline cannot help where it is the supervisor that does not run."""
+    trial.is_full = False
+    _claim_alive(trial.place)
+    launcher = StubLauncher()
+    stopped = asyncio.Event()
+    loops: list[asyncio.AbstractEventLoop] = []
+    monkeypatch.setattr(launcher, "stop", lambda _: loops[0].call_soon_threadsafe(stopped.set))
+    monkeypatch.setattr(runner_module, "SETUP_STUCK_S", 0.0)
+
+    async def story(runner: Runner) -> None:
+        loops.append(asyncio.get_running_loop())
+        await runner.recover(KEY, os.getuid(), ORDERS, ran=False)
+        assert runner.look_again(KEY)
+        await asyncio.wait_for(stopped.wait(), 30)
 
     trial.run(launcher, story)

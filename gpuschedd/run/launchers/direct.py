@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Protocol
@@ -30,6 +30,7 @@ from gpuschedd.supervisor.errors import (
     EXIT_OK,
     EXIT_STORAGE,
     EXIT_UNAVAILABLE,
+    SHORT_ERRNOS,
     STORAGE_ERRNOS,
 )
 
@@ -38,12 +39,9 @@ REASON_BYTES_MAX = 2000
 KILL_DEADLINE_S = 2.0
 KILL_ROUND_S = 0.02
 # No room for another process, or a program that an upgrade is just replacing.
-_DEFERRING_ERRNOS = frozenset(
-    {
-        *(errno.EAGAIN, errno.ENOMEM),
-        *(errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENOEXEC, errno.ETXTBSY),
-    }
-)
+_DEFERRING_ERRNOS = SHORT_ERRNOS | {
+    *(errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENOEXEC, errno.ETXTBSY)
+}
 #: Run by its path, so that no environment and no other package plays a part.
 SUPERVISOR = os.fspath(Path(supervisor.__file__).with_name("__main__.py"))
 ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}
@@ -70,6 +68,13 @@ class LaunchDeferred(LaunchFailed):
 
 class AccountGone(LaunchFailed):
     """The job's user name no longer maps to its uid; an admin must decide."""
+
+
+def is_host_short(error: Exception) -> bool:
+    """Whether the host lacks processes, threads, memory or descriptors: no fault of the job's."""
+    if isinstance(error, OSError):
+        return error.errno in SHORT_ERRNOS
+    return isinstance(error, MemoryError) or "start new thread" in str(error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +121,7 @@ class Launcher(Protocol):
         """
 
     def wake(self, pidfd: int) -> None:
-        """Make the supervisor read its orders. Nothing happens when it is gone."""
+        """Make the supervisor go on and read its orders. Nothing happens when it is gone."""
 
     def stop(self, claim: Claim) -> None:
         """End a supervisor that does not obey its orders; its processes are then leftovers."""
@@ -168,7 +173,8 @@ class DirectLauncher:
 
     def wake(self, pidfd: int) -> None:
         with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(pidfd, signal.SIGUSR1)
+            for signum in (signal.SIGUSR1, signal.SIGCONT):
+                signal.pidfd_send_signal(pidfd, signum)
 
     def stop(self, claim: Claim) -> None:
         pidfd = self.attach(claim)
@@ -267,7 +273,7 @@ class _Marks:
             return None
         try:
             pidfd = os.pidfd_open(pid)
-        except OSError:
+        except ProcessLookupError:
             return None
         if self.match(pid) is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -308,15 +314,24 @@ def _environment(pid: int) -> set[bytes]:
 
     Any thread has it; one that has ended, as the first may have, has none.
     """
-    try:
+    threads: list[str] = []
+    with _unless_short():
         threads = sorted(os.listdir(f"/proc/{pid}/task"), key=int)
-    except OSError:
-        return set()
     for thread in threads:
-        with contextlib.suppress(OSError):
+        with _unless_short():
             if found := Path(f"/proc/{pid}/task/{thread}/environ").read_bytes():
                 return set(found.split(b"\0"))
     return set()
+
+
+@contextlib.contextmanager
+def _unless_short() -> Iterator[None]:
+    """Go on where a process hides something; but what we have no means to see is not gone."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in SHORT_ERRNOS:
+            raise
 
 
 def _wait_and_close(pidfds: Iterable[int]) -> None:

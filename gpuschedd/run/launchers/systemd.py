@@ -33,7 +33,7 @@ from gpuschedd.run.launchers.direct import (
     LaunchFailed,
     spawn,
 )
-from gpuschedd.supervisor.errors import EXIT_NO_PROGRAM, EXIT_UNAVAILABLE
+from gpuschedd.supervisor.errors import EXIT_NO_PROGRAM, EXIT_UNAVAILABLE, SHORT_ERRNOS
 from gpuschedd.supervisor.procfs import pids, process_stat
 
 log = logging.getLogger(__name__)
@@ -217,7 +217,9 @@ def _groups_of(pid: int) -> dict[bytes, bytes]:
     """Where PID 1 keeps a process, in the trees that are its own: version 2, or its named one."""
     try:
         lines = (PROC / str(pid) / "cgroup").read_bytes().splitlines()
-    except OSError:
+    except OSError as error:
+        if error.errno in SHORT_ERRNOS:
+            raise  # what cannot be seen is not gone
         return {}
     rows = (line.split(b":", 2) for line in lines)
     return {row[1]: row[2] for row in rows if row[1] in (b"", b"name=systemd")}

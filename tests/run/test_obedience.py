@@ -1,0 +1,134 @@
+"""Supervisors that do not do what is due: found by the job's record, woken, then stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import signal
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpusched_client.terms import JobId, JobState
+from gpuschedd.core.job import CancelOrder, Job
+from gpuschedd.core.model import Request
+from gpuschedd.gpu.attribution import JobKey
+from gpuschedd.run import obedience
+from gpuschedd.run.obedience import LINGER_S, STOP_AFTER_S, WAKE_AFTER_S, Obedience, due_of
+from gpuschedd.system.clock import SchedulerClock, SystemClock
+from tests.support.daemon import DaemonProcess, until
+
+GRACE_S = 10.0
+
+
+def job_that_runs(limit_s: float | None) -> Job:
+    """Started at 100 s."""
+    return Job(
+        job_id=JobId(7),
+        uid=1000,
+        user="alice",
+        name="j",
+        request=Request(gpus=1, time_limit_s=limit_s),
+        submitted_at_s=0.0,
+        submitted_sched_s=0.0,
+        state=JobState.RUNNING,
+        started_at_s=100.0,
+        started_sched_s=100.0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("job", "cancel_known_s", "ends_s"),
+    [
+        (job_that_runs(None), math.inf, math.inf),
+        (job_that_runs(50.0), math.inf, 150.0),
+        (job_that_runs(None), 120.0, 120.0),
+        (job_that_runs(50.0), 120.0, 120.0),
+        (job_that_runs(50.0), 170.0, 150.0),
+    ],
+)
+def test_a_supervisor_is_woken_and_then_stopped_after_what_comes_first(
+    job: Job, cancel_known_s: float, ends_s: float
+) -> None:
+    """Its time limit or its cancel, each with the grace."""
+    due = due_of(job, cancel_known_s, GRACE_S)
+    assert due.wake_s == ends_s + GRACE_S + WAKE_AFTER_S
+    assert due.stop_s == ends_s + GRACE_S + STOP_AFTER_S
+
+
+def test_one_whose_processes_no_signal_ends_is_given_longer() -> None:
+    """It is not the supervisor that disobeys there; but nothing stays for ever."""
+    job = replace(job_that_runs(50.0), state=JobState.COMPLETING, main_ended_sched_s=130.0)
+    due = due_of(job, math.inf, GRACE_S)
+    assert due.wake_s == 130.0 + GRACE_S + WAKE_AFTER_S
+    assert due.stop_s == 130.0 + GRACE_S + LINGER_S
+
+
+class Reached:
+    """Supervisors that note what reached them."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.stopped = asyncio.Event()
+
+    def wake(self, key: JobKey) -> None:
+        del key
+        self.said.append("wake")
+
+    def stop_disobedient(self, key: JobKey) -> None:
+        del key
+        self.said.append("stop")
+        self.stopped.set()
+
+
+def test_what_was_due_before_the_daemon_started_is_seen_to_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A cancel from before counts from the start; a limit that is long over acts at once."""
+    monkeypatch.setattr(obedience, "WAKE_AFTER_S", 0.01)
+    monkeypatch.setattr(obedience, "STOP_AFTER_S", 0.02)
+
+    async def story() -> list[str]:
+        reached = Reached()
+        clock = SchedulerClock(SystemClock(), None)
+        watched = Obedience(reached, clock)
+        watched.follow(replace(job_that_runs(None), cancel=CancelOrder(1000, "alice", 1.0)), 0.0)
+        await asyncio.wait_for(reached.stopped.wait(), 30)
+        watched.drop(JobId(7))
+        overdue = replace(job_that_runs(1.0), started_sched_s=clock.now_s() - 3600.0)
+        watched.follow(overdue, 0.0)
+        reached.stopped.clear()
+        await asyncio.wait_for(reached.stopped.wait(), 30)
+        watched.drop(JobId(7))
+        return reached.said
+
+    said = asyncio.run(story())
+    assert said[0] == "wake"
+    assert said.count("stop") == 2
+
+
+def test_a_cancel_reaches_a_supervisor_that_was_stopped_across_a_restart(
+    daemon: DaemonProcess,
+) -> None:
+    """SIGSTOP, cancel, kill -9 of the daemon, start: the job ends, and as cancelled."""
+    with daemon.client() as client:
+        job = client.submit(["sleep", "600"], gpus=1)
+        until(lambda: client.job(job.id).state is JobState.RUNNING, "it runs")
+        supervisor = _supervisor_of(daemon.state_dir, job.id)
+        os.kill(supervisor, signal.SIGSTOP)
+        client.cancel([job.id])
+    daemon.kill()
+    with suppress(ProcessLookupError):  # the order may have come through before
+        os.kill(supervisor, signal.SIGSTOP)
+    daemon.start()
+    with daemon.client() as client:
+        assert client.wait(job.id, timeout_s=30).state is JobState.CANCELLED
+
+
+def _supervisor_of(state_dir: Path, job_id: int) -> int:
+    claim = json.loads((state_dir / "jobs" / f"{job_id}.1" / "claim").read_text())
+    return int(claim["pid"])
