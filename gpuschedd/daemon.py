@@ -40,6 +40,7 @@ from gpuschedd.jobs.controller import Controller
 from gpuschedd.jobs.state import State, policy_of
 from gpuschedd.logs import log_events, set_up_logging
 from gpuschedd.run.dispatcher import Dispatcher
+from gpuschedd.run.hints import HintSocket
 from gpuschedd.run.launchers.direct import DirectLauncher, Launcher
 from gpuschedd.run.launchers.systemd import SystemdLauncher
 from gpuschedd.run.runner import Runner
@@ -218,7 +219,7 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
         loop.add_signal_handler(signal.SIGHUP, self._reload_soon)
-        self.runner.open_hints(self.hint_socket)
+        hints = HintSocket(self.hint_socket, self.runner.look)
         self.controller.await_gpus()
         looping = asyncio.ensure_future(self.controller.run())
         watching = asyncio.ensure_future(self.monitor.run())
@@ -241,6 +242,7 @@ class Daemon:
         self.manager.send("STOPPING=1")
         for task in (*helpers, *ends - {looping}):
             task.cancel()
+        hints.close()
         return await self._shut_down(looping, watching)
 
     async def _start(self, looping: asyncio.Future[None]) -> None:

@@ -18,7 +18,7 @@ from gpuschedd.system.clock import SchedulerClock
 
 WAKE_AFTER_S = 5.0  # past the grace: a supervisor that was stopped goes on with what is due
 STOP_AFTER_S = 30.0  # past the grace: then the supervisor itself is ended
-LINGER_S = 600.0  # past the grace, where only processes are left that no signal ends
+GIVE_UP_S = 600.0  # past the grace, where only processes are left that no signal ends
 AGAIN_S = 60.0  # between two tries of either
 
 
@@ -50,7 +50,7 @@ def due_of(job: Job, cancel_known_s: float, grace_s: float) -> Due:
         ends.append(job.started_sched_s + job.request.time_limit_s)
     if job.state is JobState.COMPLETING and job.main_ended_sched_s is not None:
         late_s = job.main_ended_sched_s + grace_s
-        return Due(late_s + WAKE_AFTER_S, late_s + LINGER_S)
+        return Due(late_s + WAKE_AFTER_S, late_s + GIVE_UP_S)
     late_s = min(ends) + grace_s
     return Due(late_s + WAKE_AFTER_S, late_s + STOP_AFTER_S)
 

@@ -10,16 +10,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Callable, Collection, Coroutine
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from gpuschedd.core.attempt import AttemptReport, Observation, Orders
 from gpuschedd.core.recovery import Recovery
 from gpuschedd.gpu.attribution import JobKey, Supervisor
 from gpuschedd.run.fencing import NoRoom, fence_once, observe_fenced, remove_unstarted
-from gpuschedd.run.hints import HintSocket
 from gpuschedd.run.job_dir import JobDir, JobDirCorrupt, JobDirError, Spec, abandoned_in
 from gpuschedd.run.launchers.direct import (
     AccountGone,
@@ -30,6 +29,7 @@ from gpuschedd.run.launchers.direct import (
     LaunchStorage,
     is_host_short,
 )
+from gpuschedd.run.tasks import Tasks
 from gpuschedd.run.tracking import Tracked
 from gpuschedd.supervisor.errors import STORAGE_ERRNOS
 from gpuschedd.system.threads import started_pool
@@ -68,9 +68,7 @@ class Runner:
         self._instance = instance
         self.report = report
         self._attempts: dict[JobKey, Tracked] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._hints: HintSocket | None = None
-        self._is_closed = False
+        self._tasks = Tasks()
         self._threads = started_pool(LAUNCH_THREADS, "attempt")
         # Apart, so that a hung PID 1 delays starts and nothing else.
         self._launches = started_pool(LAUNCH_THREADS, "launch")
@@ -81,18 +79,18 @@ class Runner:
         """Write the directory and start the supervisor; the plan is None when it is not wanted."""
         tracked = self._track(key, uid)
         tracked.launching = True
-        self._go(self._launch(tracked, make_plan))
+        self._tasks.go(self._launch(tracked, make_plan))
 
     def order(self, key: JobKey, orders: Orders) -> None:
         """Publish new orders and wake the supervisor."""
         if (tracked := self._attempts.get(key)) is not None:
-            self._go(self._order(tracked, orders))
+            self._tasks.go(self._order(tracked, orders))
 
     def fence(self, key: JobKey, orders: Orders) -> None:
         """Take the claim, so that nothing of this attempt runs; else order its end."""
         if (tracked := self._attempts.get(key)) is not None:
             tracked.cancel_requested = True
-            self._go(self._fence(tracked, orders))
+            self._tasks.go(self._fence(tracked, orders))
 
     async def remove_abandoned(self, kept: Collection[JobKey]) -> None:
         """Start-up, before anything is launched: the directories of all other attempts go.
@@ -115,7 +113,7 @@ class Runner:
         try:
             await self._recover(tracked, orders)
         except NoRoom:
-            self._go(self._recover_with_room(tracked, orders))
+            self._tasks.go(self._recover_with_room(tracked, orders))
 
     def look(self, key: JobKey) -> None:
         """Read the directory soon; looks that are asked for meanwhile become one."""
@@ -126,14 +124,14 @@ class Runner:
             tracked.look_again = True
             return
         tracked.looking = True
-        self._go(self._look_until_quiet(tracked))
+        self._tasks.go(self._look_until_quiet(tracked))
 
     def forget(self, key: JobKey) -> None:
         """The final state is durable: the directory goes."""
         if (tracked := self._attempts.get(key)) is not None:
             tracked.over = True
             tracked.unwatch()
-            self._go(self._forget(tracked))
+            self._tasks.go(self._forget(tracked))
 
     def look_again(self, key: JobKey) -> bool:
         """A look of the slow clock, which counts on nothing; False: nobody tracks this attempt."""
@@ -144,7 +142,7 @@ class Runner:
         if tracked.is_unclaimed_since(now_s - 2 * LAUNCH_TIMEOUT_S):
             self._check_claimed(tracked)
         elif tracked.is_setting_up_since(now_s - SETUP_STUCK_S):
-            self._go(self._stop(tracked))
+            self._tasks.go(self._stop(tracked))
         self.look(key)
         return True
 
@@ -156,24 +154,15 @@ class Runner:
     def stop_disobedient(self, key: JobKey) -> None:
         """A supervisor that did not obey an order in time is ended."""
         if (tracked := self._attempts.get(key)) is not None:
-            self._go(self._stop(tracked))
+            self._tasks.go(self._stop(tracked))
 
     def supervisors(self) -> dict[int, Supervisor]:
         """The live supervisors by pid."""
         return dict(t.supervisor for t in self._attempts.values() if t.supervisor is not None)
 
-    def open_hints(self, path: Path) -> None:
-        """Listen for what supervisors say."""
-        self._hints = HintSocket(path, self.look)
-
     async def close(self) -> None:
         """Stop watching. Jobs and their supervisors live on; their hints wake the next daemon."""
-        self._is_closed = True
-        if self._hints is not None:
-            self._hints.close()
-        for task in tuple(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
         for tracked in self._attempts.values():
             tracked.unwatch()
         for threads in (self._threads, self._launches):
@@ -239,7 +228,7 @@ class Runner:
     def _check_claimed(self, tracked: Tracked) -> None:
         """The launch time-out: an attempt that nobody claimed is fenced."""
         if not tracked.over and tracked.pidfd is None:
-            self._go(self._time_out(tracked))
+            self._tasks.go(self._time_out(tracked))
 
     async def _time_out(self, tracked: Tracked) -> None:
         async with tracked.lock:
@@ -317,7 +306,7 @@ class Runner:
             except OSError as error:  # no descriptor was left
                 raise NoRoom(str(error)) from error
         if is_adopted:
-            self._go(self._order(tracked, orders))
+            self._tasks.go(self._order(tracked, orders))
         elif verdict in _NEVER_RAN:
             detail = "found unclaimed at start-up"
             self.report(AttemptReport(*tracked.key, seen=seen, detail=detail))
@@ -456,19 +445,6 @@ class Runner:
         tracked = self._attempts[key] = Tracked(key, uid, lock)
         tracked.quiet_since_s = asyncio.get_running_loop().time()
         return tracked
-
-    def _go(self, work: Coroutine[Any, Any, None]) -> None:
-        if self._is_closed:
-            work.close()
-            return
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("attempt_work_failed", exc_info=error)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)

@@ -18,7 +18,7 @@ from gpuschedd.core.job import CancelOrder, Job
 from gpuschedd.core.model import Request
 from gpuschedd.gpu.attribution import JobKey
 from gpuschedd.run import obedience
-from gpuschedd.run.obedience import LINGER_S, STOP_AFTER_S, WAKE_AFTER_S, Obedience, due_of
+from gpuschedd.run.obedience import GIVE_UP_S, STOP_AFTER_S, WAKE_AFTER_S, Obedience, due_of
 from gpuschedd.system.clock import SchedulerClock, SystemClock
 from tests.support.daemon import DaemonProcess, until
 
@@ -65,7 +65,7 @@ def test_one_whose_processes_no_signal_ends_is_given_longer() -> None:
     job = replace(job_that_runs(50.0), state=JobState.COMPLETING, main_ended_sched_s=130.0)
     due = due_of(job, math.inf, GRACE_S)
     assert due.wake_s == 130.0 + GRACE_S + WAKE_AFTER_S
-    assert due.stop_s == 130.0 + GRACE_S + LINGER_S
+    assert due.stop_s == 130.0 + GRACE_S + GIVE_UP_S
 
 
 class Reached:
