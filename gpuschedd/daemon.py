@@ -191,6 +191,7 @@ class Daemon:
                 subscriptions=subscriptions,
                 gpu_readings=self.monitor,
                 gpu_control=self.monitor,
+                orders=self.dispatcher,
                 health=HealthReport(
                     self.controller,
                     options.state_dir,

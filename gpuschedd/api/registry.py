@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from gpusched_client.terms import GpuUuid, Mode
+from gpusched_client.terms import GpuUuid, JobId, Mode
 from gpusched_client.wire.message import Response
 from gpusched_client.wire.methods import Request
 from gpuschedd.api.auth import Authenticator, Peer
@@ -83,6 +83,13 @@ class GpuControl(Protocol):
         """Open the driver again, with whatever GPUs there are now."""
 
 
+class Orders(Protocol):
+    """The way of an order to the supervisor of a job."""
+
+    async def deliver(self, job_ids: Sequence[JobId]) -> None:
+        """Until it is published: an answer that left before could be an order that got lost."""
+
+
 @dataclass(frozen=True, slots=True)
 class Services:
     """The parts of the daemon that handlers use."""
@@ -96,6 +103,7 @@ class Services:
     subscriptions: Subscriptions
     gpu_readings: GpuReadings
     gpu_control: GpuControl
+    orders: Orders
     health: HealthReport
     backups: Backups
     reload: Callable[[], Awaitable[tuple[str, ...]]]

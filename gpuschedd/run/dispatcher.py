@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from gpusched_client.terms import GpuUuid, JobState
+from gpusched_client.terms import GpuUuid, JobId, JobState
 from gpuschedd.core.attempt import AttemptReport, Cancel, Orders
 from gpuschedd.core.job import Job
 from gpuschedd.gpu.source import DeviceAccess, DeviceMissing, GpuInfo, GrantedGpu
@@ -97,6 +97,14 @@ class Dispatcher:
                 if not self._runner.look_again((job.job_id, job.attempt)):
                     log.warning("attempt_untracked job=%d attempt=%d", job.job_id, job.attempt)
                     await self._recover(job)
+
+    async def deliver(self, job_ids: Sequence[JobId]) -> None:
+        """Until orders of these jobs are where their supervisors read them."""
+        jobs = self._controller.state.jobs
+        named = (jobs.get(job_id) for job_id in job_ids)
+        await self._runner.delivered(
+            [(job.job_id, job.attempt) for job in named if job is not None and job.holds_gpus]
+        )
 
     async def settled(self) -> None:
         """Until the ends that are known now were handed to the controller."""

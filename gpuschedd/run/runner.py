@@ -42,6 +42,7 @@ LEFTOVER_PAUSE_S = 0.2  # between two looks while the processes of a lost superv
 LOOK_PAUSE_MAX_S = 60.0  # between two looks while something keeps going wrong
 EARLY_LOOKS_S = (1.0, 5.0, 30.0)  # after a launch, whose hints may get lost
 SETUP_STUCK_S = 90.0  # three times what a set-up may take: its supervisor hangs
+DELIVERY_S = 10.0  # so long an answer waits for orders that a full disk does not take
 LAUNCH_THREADS = 8
 
 T = TypeVar("T")
@@ -84,13 +85,24 @@ class Runner:
     def order(self, key: JobKey, orders: Orders) -> None:
         """Publish new orders and wake the supervisor."""
         if (tracked := self._attempts.get(key)) is not None:
-            self._tasks.go(self._order(tracked, orders))
+            tracked.ordering = self._tasks.go(self._order(tracked, orders))
 
     def fence(self, key: JobKey, orders: Orders) -> None:
         """Take the claim, so that nothing of this attempt runs; else order its end."""
         if (tracked := self._attempts.get(key)) is not None:
             tracked.cancel_requested = True
-            self._tasks.go(self._fence(tracked, orders))
+            tracked.ordering = self._tasks.go(self._fence(tracked, orders))
+
+    async def delivered(self, keys: Collection[JobKey]) -> None:
+        """Until what was ordered of these is published, or the disk has not taken it for long.
+
+        Their supervisors are woken in any case: who asks again means it.
+        """
+        found = [each for key in keys if (each := self._attempts.get(key)) is not None]
+        if tasks := {each.ordering for each in found if each.ordering is not None}:
+            await asyncio.wait(tasks, timeout=DELIVERY_S)
+        for tracked in found:
+            self.wake(tracked.key)
 
     async def remove_abandoned(self, kept: Collection[JobKey]) -> None:
         """Start-up, before anything is launched: the directories of all other attempts go.

@@ -17,14 +17,15 @@ class Tasks:
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closed = False
 
-    def go(self, work: Coroutine[Any, Any, None]) -> None:
-        """Begin it; after `close` nothing begins."""
+    def go(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
+        """Begin it; after `close` nothing begins, and there is no task."""
         if self._is_closed:
             work.close()
-            return
+            return None
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
+        return task
 
     async def close(self) -> None:
         """End all of them, and wait until they have."""

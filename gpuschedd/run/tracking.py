@@ -29,6 +29,7 @@ class Tracked:
     has_started: bool = False  # by its records
     looking: bool = False
     look_again: bool = False  # asked for while a look was taken
+    ordering: asyncio.Task[None] | None = None  # the last order that is being published
     pidfd: int | None = None  # of the live supervisor
     supervisor: tuple[int, Supervisor] | None = None  # its pid, and who it is
 

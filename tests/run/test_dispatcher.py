@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -124,15 +127,33 @@ def test_a_killed_supervisor_is_node_fail_and_leaves_no_process(daemon: DaemonPr
         until(lambda: client.job(job.id).state is JobState.RUNNING, "it runs")
         until(lambda: len(_processes_of(mark)) >= 2, "its background process runs")
         claim = daemon.state_dir / "jobs" / f"{job.id}.1" / "claim"
-        import json
-        import os
-        import signal
-
         os.kill(json.loads(claim.read_text())["pid"], signal.SIGKILL)
         ended = client.wait(job.id, timeout_s=30)
         assert ended.state is JobState.NODE_FAIL
         assert ended.exit_code is None
         assert _processes_of(mark) == []
+
+
+@pytest.mark.parametrize("act", ["cancel", "signal", "limit"])
+def test_an_order_is_answered_when_its_supervisor_can_read_it(
+    daemon: DaemonProcess, act: str
+) -> None:
+    """A daemon that is killed right after the answer has not kept anything to itself."""
+    with daemon.client() as client:
+        line = "trap '' TERM USR1; while :; do sleep 0.1; done"
+        job = client.submit(shell=line, time_limit="1h", output="/dev/null")
+        until(lambda: client.job(job.id).state is JobState.RUNNING, "it runs")
+        if act == "cancel":
+            client.cancel([job.id])
+        elif act == "signal":
+            client.cancel([job.id], signal=signal.SIGUSR1)
+        else:
+            client.update([job.id], time_limit="2h")
+        orders = json.loads((daemon.state_dir / "jobs" / f"{job.id}.1" / "orders").read_text())
+        assert (orders["cancel"] is not None) is (act == "cancel")
+        assert orders["signals"] == ([[1, signal.SIGUSR1]] if act == "signal" else [])
+        assert orders["time_limit_s"] == (7200.0 if act == "limit" else 3600.0)
+        client.cancel([job.id])
 
 
 @pytest.mark.parametrize("window", ["pending", "configuring", "running"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gpusched_client.errors import Conflict
 from gpusched_client.terms import JobId
 from gpusched_client.wire.job_messages import (
@@ -23,9 +25,16 @@ from gpuschedd.jobs import cancel, update
 @handles(CancelRequest)
 async def cancel_jobs(call: Call, request: CancelRequest) -> Response:
     outcomes = await call.controller.call(lambda batch: cancel.cancel(batch, call.caller, request))
+    await _deliver(call, outcomes)
     outcomes = await with_finals(call, outcomes, _cancel_of_final)
     call.services.auth.record_outcomes(call.caller, "cancel", outcomes)
     return CancelResult(outcomes=outcomes)
+
+
+async def _deliver(call: Call, outcomes: Sequence[Outcome]) -> None:
+    """Of an attempt that is under way an order must have left before its answer does."""
+    done = [JobId(outcome.job_id) for outcome in outcomes if outcome.code is None]
+    await call.services.orders.deliver(done)
 
 
 def _cancel_of_final(job: Job) -> Outcome:
@@ -44,6 +53,7 @@ async def update_jobs(call: Call, request: UpdateRequest) -> Response:
             controller.snapshots.take() if request.time_limit_s is not None else None,
         )
     )
+    await _deliver(call, outcomes)
     outcomes = await with_finals(call, outcomes, update_of_final)
     call.services.auth.record_outcomes(call.caller, "update", outcomes)
     return UpdateResult(outcomes=outcomes)
