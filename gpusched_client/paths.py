@@ -49,6 +49,11 @@ def user_socket() -> Path:
     return (user_runtime_dir() or user_state_dir()) / SOCKET_NAME
 
 
+def fits_address(path: Path) -> bool:
+    """Whether a socket's address can hold this path."""
+    return len(os.fsencode(path)) <= SOCKET_PATH_BYTES_MAX
+
+
 def state_dir(system: bool) -> Path:
     """The state directory of a daemon in system or user mode."""
     return SYSTEM_STATE_DIR if system else user_state_dir()

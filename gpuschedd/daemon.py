@@ -7,7 +7,6 @@ import gc
 import logging
 import os
 import signal
-import socket
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gpusched_client import __version__
+from gpusched_client import __version__, paths
 from gpusched_client.errors import GpuschedError, StorageError
 from gpusched_client.terms import HoldKind, Launch, Mode
 from gpuschedd.api.auth import Authenticator
@@ -60,6 +59,7 @@ from gpuschedd.system import state_dir as places
 from gpuschedd.system.accounts import NameService, unknown_names
 from gpuschedd.system.capabilities import check_launch
 from gpuschedd.system.clock import Clock, SchedulerClock, SystemClock
+from gpuschedd.system.listening import Door, Doors
 from gpuschedd.system.sd_notify import ServiceManager, passed_socket
 from gpuschedd.system.threads import started_pool
 
@@ -72,6 +72,7 @@ PRUNE_EVERY_S = 6 * 3600.0
 THREAD_TURN_S = 0.001
 COLLECTOR = (50_000, 20, 100)
 ACCOUNTS_EVERY_S = 60.0
+PLACES_EVERY_S = 2.0
 WORK_THREADS = 4  # for what blocks and has no pool of its own
 FIRST_SWEEP_S = 60.0  # READY=1 does not wait longer than this for the first look at the GPUs
 SYSTEM_DEFAULT_LIMIT_S, SYSTEM_MAX_LIMIT_S = 86_400.0, 7 * 86_400.0
@@ -97,15 +98,16 @@ class Options:
 class Daemon:
     """All parts of one running daemon."""
 
-    def __init__(self, options: Options, settings: Config, clock: Clock) -> None:
+    def __init__(self, options: Options, settings: Config, clock: Clock, lock: places.Lock) -> None:
         self.options = options
+        self.lock = lock
         self.settings = settings
         self.clock = clock
         self.manager = ServiceManager()
         self.errors = RecentErrors()
         logging.getLogger().addHandler(self.errors)
         self._stop = asyncio.Event()
-        self._made_socket = False
+        self._status = 0
 
     async def run(self) -> int:
         """Serve until told to stop; the exit status."""
@@ -220,7 +222,8 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
         loop.add_signal_handler(signal.SIGHUP, self._reload_soon)
-        hints = HintSocket(self.hint_socket, self.runner.look)
+        self.hints = HintSocket(self.hint_socket, self.runner.look)
+        self.doors = Doors(self.server.listen, self.server.leave)
         self.controller.await_gpus()
         looping = asyncio.ensure_future(self.controller.run())
         watching = asyncio.ensure_future(self.monitor.run())
@@ -235,6 +238,7 @@ class Daemon:
             helpers += [
                 asyncio.ensure_future(self._prune_regularly()),
                 asyncio.ensure_future(self.dispatcher.look_regularly()),
+                asyncio.ensure_future(self._keep_places()),
                 asyncio.ensure_future(self._feed_watchdog()),
                 asyncio.ensure_future(self._look_for_accounts()),
                 asyncio.ensure_future(self._look_for_names()),
@@ -243,7 +247,7 @@ class Daemon:
         self.manager.send("STOPPING=1")
         for task in (*helpers, *ends - {looping}):
             task.cancel()
-        hints.close()
+        self.hints.close()
         return await self._shut_down(looping, watching)
 
     async def _start(self, looping: asyncio.Future[None]) -> None:
@@ -252,7 +256,7 @@ class Daemon:
         await asyncio.wait({looping, self._settled()}, return_when=asyncio.FIRST_COMPLETED)
         await self._first_sweep(looping)
         self.controller.gpus_known()
-        await self.server.listen(self._listening())
+        self._open_doors()
         self.manager.send("READY=1")
         log.info("ready version=%s socket=%s", __version__, self.options.socket)
 
@@ -277,11 +281,12 @@ class Daemon:
     ) -> int:
         """Jobs and their supervisors live on; what is acknowledged is durable already."""
         await self.server.close()
+        self.doors.close()
         await self.controller.stop()
         await self.runner.close()
         await self.monitor.close()
         await self.source.close()
-        status = 0
+        status = self._status
         for task in (looping, watching):
             try:
                 await task
@@ -298,23 +303,35 @@ class Daemon:
                 status = 70
         self.api.close()
         self.controller.close()
-        if self._made_socket:
-            self.options.socket.unlink(missing_ok=True)
+        self.doors.remove_names()
         log.info("stopped")
         return status
 
-    def _listening(self) -> socket.socket:
-        passed = passed_socket()
-        if passed is not None:
-            return passed
-        is_system = self.options.is_system
-        bound = places.bind_socket(
-            self.options.socket,
-            mode=0o666 if is_system else 0o600,
-            dir_mode=0o755 if is_system else 0o700,
-        )
-        self._made_socket = True
-        return bound
+    def _open_doors(self) -> None:
+        """The socket, and in user mode a second way: the first may vanish with a log-in session."""
+        if self.options.is_system:
+            self.doors.open(Door(self.options.socket, 0o666, 0o755), passed_socket())
+            return
+        self.doors.open(Door(self.options.socket, 0o600, 0o700), passed_socket())
+        second = self.options.state_dir / paths.SOCKET_NAME
+        if second != self.options.socket and paths.fits_address(second):
+            self.doors.open_if_possible(Door(second, 0o600, 0o700))
+
+    async def _keep_places(self) -> None:
+        """Names in the file system can be taken away: the lock's, and those of the sockets."""
+        while True:
+            await asyncio.sleep(PLACES_EVERY_S)
+            try:
+                self.lock.look()
+                self.hints.look()
+                self.doors.look()
+            except (places.AlreadyRunning, places.Unusable) as lost:
+                log.error("place_lost text=%s", lost)
+                self._status = status_of(lost)
+                self._stop.set()
+                return
+            except OSError as error:
+                log.warning("places_not_kept error=%s", error)
 
     async def reload(self) -> tuple[str, ...]:
         """Read the configuration again; a bad one changes nothing and raises Invalid."""
@@ -396,6 +413,11 @@ class Daemon:
             await asyncio.sleep(self.manager.watchdog_s)
 
 
+def status_of(error: Exception) -> int:
+    """Of an end that no restart mends: another daemon is there, or a place cannot be used."""
+    return EX_TEMPFAIL if isinstance(error, places.AlreadyRunning) else EX_CONFIG
+
+
 def read_config(options: Options) -> Config:
     """File and --set over the defaults of the mode. Raises ConfigError."""
     base = Config()
@@ -419,14 +441,17 @@ def run(options: Options) -> int:
         check_launch(options.launch, is_system=options.is_system, state_dir=options.state_dir)
         os.umask(0o077)
         places.prepare_state_dir(options.state_dir, is_system=options.is_system)
-        places.lock(options.state_dir)
-        return asyncio.run(Daemon(options, settings, SystemClock()).run())
-    except places.AlreadyRunning as error:
+        lock = places.Lock(options.state_dir)
+        return asyncio.run(Daemon(options, settings, SystemClock(), lock).run())
+    except (
+        places.AlreadyRunning,
+        places.Unusable,
+        ConfigError,
+        StoreUnusable,
+        GpuschedError,
+    ) as error:
         print(f"gpuschedd: {error}", file=sys.stderr)
-        return EX_TEMPFAIL
-    except (ConfigError, places.Unusable, StoreUnusable, GpuschedError) as error:
-        print(f"gpuschedd: {error}", file=sys.stderr)
-        return EX_CONFIG
+        return status_of(error)
     except StoreFull as error:
         print(f"gpuschedd: the database cannot be written: {error}", file=sys.stderr)
         return EX_IOERR

@@ -83,7 +83,7 @@ class GpuControl(Protocol):
         """Open the driver again, with whatever GPUs there are now."""
 
 
-class Orders(Protocol):
+class OrderDelivery(Protocol):
     """The way of an order to the supervisor of a job."""
 
     async def deliver(self, job_ids: Sequence[JobId]) -> None:
@@ -103,7 +103,7 @@ class Services:
     subscriptions: Subscriptions
     gpu_readings: GpuReadings
     gpu_control: GpuControl
-    orders: Orders
+    orders: OrderDelivery
     health: HealthReport
     backups: Backups
     reload: Callable[[], Awaitable[tuple[str, ...]]]

@@ -41,16 +41,22 @@ class Server:
         self._connections = connections
         self._shared = Shared(service, budget, connections, OpenRequests(), self.open)
         self._only_uid = only_uid
-        self._listening: socket.socket | None = None
+        self._listening: set[socket.socket] = set()
         self._arriving: set[asyncio.Future[Any]] = set()
         self._refusals: dict[str, bytes] = {}
 
-    async def listen(self, listening: socket.socket) -> None:
-        """Serve a bound socket."""
+    def listen(self, listening: socket.socket) -> None:
+        """Serve a bound socket, beside those that are served already."""
         listening.listen(BACKLOG)
         listening.setblocking(False)
-        self._listening = listening
+        self._listening.add(listening)
         asyncio.get_running_loop().add_reader(listening, self._accept, listening)
+
+    def leave(self, listening: socket.socket) -> None:
+        """Accept no more there; its owner closes it."""
+        if listening in self._listening:
+            self._listening.remove(listening)
+            asyncio.get_running_loop().remove_reader(listening)
 
     def _accept(self, listening: socket.socket) -> None:
         """Some of those that wait. A refused client costs only a look at its credentials."""
@@ -70,7 +76,7 @@ class Server:
         loop.remove_reader(listening)
 
         def go_on() -> None:
-            if self._listening is not None:
+            if listening in self._listening:
                 loop.add_reader(listening, self._accept, listening)
 
         loop.call_later(ACCEPT_PAUSE_S, go_on)
@@ -103,10 +109,8 @@ class Server:
 
     async def close(self) -> None:
         """Accept no more and close what is open."""
-        if self._listening is not None:
-            asyncio.get_running_loop().remove_reader(self._listening)
-            self._listening.close()
-            self._listening = None
+        for listening in tuple(self._listening):
+            self.leave(listening)
         for connection in tuple(self.open):
             connection.close()
 

@@ -15,8 +15,9 @@ from gpuschedd.gpu.source import DeviceAccess, DeviceMissing, GpuInfo, GrantedGp
 from gpuschedd.jobs.attempts import NO_EVIDENCE, Evidence, apply_report
 from gpuschedd.jobs.controller import Change, Committed, Controller
 from gpuschedd.run.launchers.direct import UNFILTERED, AccountGone, LaunchDeferred, LaunchFailed
+from gpuschedd.run.launches import LaunchPlan, MakePlan
 from gpuschedd.run.obedience import Obedience
-from gpuschedd.run.runner import LaunchPlan, MakePlan, Runner
+from gpuschedd.run.runner import Runner
 from gpuschedd.run.spec import LaunchContext, SpecMaker
 from gpuschedd.system.accounts import NameService
 
@@ -68,7 +69,7 @@ class Dispatcher:
         self._accounts = accounts
         self._reports: set[asyncio.Task[None]] = set()
         self._obedience = Obedience(runner, controller.clock)
-        runner.report = self._report
+        runner.report_to(self._report)
         controller.on_commit.append(self._after_commit)
 
     async def recover_all(self) -> None:

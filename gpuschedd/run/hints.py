@@ -10,6 +10,7 @@ from pathlib import Path
 
 from gpusched_client.terms import JobId
 from gpuschedd.gpu.attribution import JobKey
+from gpuschedd.system.listening import identity_of
 
 HINT_BYTES_MAX = 64
 
@@ -20,6 +21,11 @@ class HintSocket:
     def __init__(self, path: Path, take: Callable[[JobKey], None]) -> None:
         """Bound over its directory: the path of the state may be longer than a socket's address."""
         self._take = take
+        self._path = path
+        self._bind()
+
+    def _bind(self) -> None:
+        path = self._path
         path.unlink(missing_ok=True)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -28,7 +34,14 @@ class HintSocket:
         finally:
             os.close(directory)
         os.chmod(path, 0o600)
+        self._identity = identity_of(path)
         asyncio.get_running_loop().add_reader(self._socket, self._read)
+
+    def look(self) -> None:
+        """Bind anew where the name was lost: call it with the state directory's lock held."""
+        if identity_of(self._path) != self._identity:
+            self.close()
+            self._bind()
 
     def close(self) -> None:
         """Stop listening; supervisors do not notice."""

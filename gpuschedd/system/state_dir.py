@@ -58,13 +58,43 @@ def prepare_state_dir(state_dir: Path, *, is_system: bool) -> None:
             raise Unusable(f"{path} cannot be made: {error.strerror}") from error
 
 
-def lock(state_dir: Path) -> int:
-    """Hold the state directory for life; the descriptor is never closed by us.
+class Lock:
+    """The state directory, held for life. The kernel frees it when we are gone, however we end.
 
-    Raises AlreadyRunning. The kernel frees it when the process is gone, however it ends.
+    Two locks, of a file that says by whom and of the directory itself: a file can be removed, and
+    whoever made it again would hold a lock that nobody else knows.
     """
-    path = state_dir / LOCK_NAME
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def __init__(self, state_dir: Path) -> None:
+        """Raises AlreadyRunning."""
+        self._state_dir = state_dir
+        self._file = _lock_file(state_dir)
+        try:
+            self._directory = _lock_directory(state_dir)
+        except AlreadyRunning:
+            os.close(self._file)
+            raise
+
+    def look(self) -> None:
+        """Make a lock file that was removed again.
+
+        Raises AlreadyRunning where another daemon was faster, Unusable where the directory itself
+        is gone or another one.
+        """
+        if not _is_at(self._directory, self._state_dir):
+            raise Unusable(f"{self._state_dir} was removed or replaced while it was in use")
+        if not _is_at(self._file, self._state_dir / LOCK_NAME):
+            before, self._file = self._file, _lock_file(self._state_dir)
+            os.close(before)
+
+    def release(self) -> None:
+        """For those who live on without it."""
+        os.close(self._file)
+        os.close(self._directory)
+
+
+def _lock_file(state_dir: Path) -> int:
+    descriptor = os.open(state_dir / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -72,12 +102,37 @@ def lock(state_dir: Path) -> int:
         os.close(descriptor)
         if error.errno not in (errno.EWOULDBLOCK, errno.EAGAIN):
             raise
+        who = f"pid {holder}" if holder.isdecimal() else "pid unknown"
         raise AlreadyRunning(
-            f"another gpuschedd (pid {holder or 'unknown'}) runs on {state_dir}"
+            f"another gpuschedd ({who}) runs on {state_dir}. Use it, end it "
+            f"(kill {holder or 'PID'}), or choose another --state-dir and --socket."
         ) from error
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
     return descriptor
+
+
+def _lock_directory(state_dir: Path) -> int:
+    descriptor = os.open(state_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EWOULDBLOCK, errno.EAGAIN):
+            os.close(descriptor)
+            raise AlreadyRunning(
+                f"another gpuschedd runs on {state_dir}, though its lock file was removed. Find it "
+                f"with `fuser {state_dir}` and end it, or choose another --state-dir and --socket."
+            ) from error
+        # A file system that locks no directories: the file's lock has to do.
+    return descriptor
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Whether path still leads to what the descriptor holds."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False
 
 
 def bind_socket(path: Path, *, mode: int, dir_mode: int) -> socket.socket:

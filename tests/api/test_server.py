@@ -230,7 +230,7 @@ def test_it_is_answered_also_where_the_disk_takes_its_time(tmp_path: Path) -> No
         server = Server(handlers, Connections(9, 99), budget)
         with socket.socket(socket.AF_UNIX) as listening:
             listening.bind(str(tmp_path / "s"))
-            await server.listen(listening)
+            server.listen(listening)
             reader, writer = await asyncio.open_unix_connection(tmp_path / "s")
             writer.write(submit + b"\xc1")
             said = await reader.read(65536)  # the error: from now on it lingers, or already did
@@ -280,7 +280,7 @@ def _busy_and_other(place: Path, flood: bytes) -> tuple[Prompt, float, float]:
         server = Server(handlers, Connections(9, 99), budget)
         with socket.socket(socket.AF_UNIX) as listening:
             listening.bind(str(place / "s"))
-            await server.listen(listening)
+            server.listen(listening)
             busy, to_busy = await asyncio.open_unix_connection(place / "s")
             to_busy.write(flood)
             other, to_other = await asyncio.open_unix_connection(place / "s")

@@ -15,6 +15,7 @@ import pytest
 from gpusched_client.terms import JobId
 from gpuschedd.core.attempt import AttemptReport, Claim, Observation, Orders
 from gpuschedd.gpu.attribution import JobKey
+from gpuschedd.run import launches
 from gpuschedd.run import runner as runner_module
 from gpuschedd.run.job_dir import JobDir
 from gpuschedd.run.launchers.direct import Bounds, DirectLauncher, LaunchFailed
@@ -51,7 +52,7 @@ class Trial:
         self.tries = 0
         self.reports: list[AttemptReport] = []
         self._reported, self._failed = asyncio.Event(), asyncio.Event()
-        monkeypatch.setattr(runner_module, "ROOM_PAUSE_S", 0.005)
+        monkeypatch.setattr(launches, "ROOM_PAUSE_S", 0.005)
         self._make_fickle(monkeypatch, "fence")
         self._make_fickle(monkeypatch, "write_orders")
         monkeypatch.setattr(JobDir, "create", lambda *_: JobDir.open(place, *KEY))
@@ -193,7 +194,7 @@ def test_a_supervisor_that_lacked_its_files_is_the_host_s_fault(
     launcher = StubLauncher()
     monkeypatch.setattr(launcher, "launch", lambda *_: None)
     monkeypatch.setattr(launcher, "lacked_program", lambda *_: lacked)
-    monkeypatch.setattr(runner_module, "LAUNCH_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(launches, "LAUNCH_TIMEOUT_S", 0.01)
 
     async def story(runner: Runner) -> None:
         runner.launch(KEY, os.getuid(), no_plan)
@@ -322,7 +323,7 @@ def test_a_launch_of_which_nothing_was_heard_is_fenced_by_the_slow_clock(
     """Its own time-out may have got lost with whatever failed; no job is CONFIGURING for ever."""
     trial.is_full = False
     (trial.place / "7.1").mkdir()
-    monkeypatch.setattr(runner_module, "LAUNCH_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(launches, "LAUNCH_TIMEOUT_S", 0.0)
 
     async def story(runner: Runner) -> None:
         runner._track(KEY, os.getuid())

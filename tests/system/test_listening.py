@@ -1,0 +1,110 @@
+"""Names of the daemon's that somebody takes away: sockets, the lock, the state directory."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gpusched_client import Client
+from gpusched_client.errors import GpuschedError
+from gpuschedd.system.state_dir import AlreadyRunning, Lock, Unusable
+from tests.support.daemon import DaemonProcess, daemon_in, until
+
+
+def answers(path: Path) -> bool:
+    try:
+        with Client(path) as client:
+            return client.hello().version != ""
+    except GpuschedError:
+        return False
+
+
+def test_sockets_that_lost_their_names_are_bound_anew(tmp_path: Path) -> None:
+    """A cleaner of old files takes them: clients reach the daemon again, and it hears hints."""
+    with daemon_in(tmp_path) as daemon:
+        second = daemon.state_dir / "gpuschedd.sock"
+        hints = daemon.state_dir / "hint.sock"
+        assert answers(second)  # the second way, where the first is not in the state directory
+        for path in (daemon.socket, second, hints):
+            path.unlink()
+        until(lambda: answers(daemon.socket), "the socket is there again")
+        until(lambda: answers(second), "and the second one")
+        until(hints.exists, "and that of the supervisors")
+        with daemon.client() as client:
+            job = client.submit(["true"], output="/dev/null")
+            assert client.wait(job.id, timeout_s=30).exit_code == 0
+
+
+def test_a_socket_that_somebody_else_took_is_left_alone(tmp_path: Path) -> None:
+    """The daemon goes on by its second way, and says so."""
+    with daemon_in(tmp_path) as daemon:
+        with socket.socket(socket.AF_UNIX) as other:
+            daemon.socket.unlink()
+            other.bind(str(daemon.socket))
+            other.listen(8)
+            until(lambda: "another daemon answers" in daemon.log.read_text(), "it is told")
+            assert answers(daemon.state_dir / "gpuschedd.sock")
+        until(lambda: answers(daemon.socket), "nobody answers there any more: it is ours again")
+
+
+def test_no_second_daemon_starts_though_the_lock_file_is_gone(tmp_path: Path) -> None:
+    """Two on one database would each give the same job ids. The second touches nothing."""
+    with daemon_in(tmp_path) as daemon:
+        hints = (daemon.state_dir / "hint.sock").stat().st_ino
+        (daemon.state_dir / "lock").unlink()
+        command = [*daemon.command, "--socket", str(tmp_path / "other.sock")]
+        second = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        assert second.returncode == 75
+        assert "another gpuschedd" in second.stderr
+        assert "--state-dir" in second.stderr
+        assert (daemon.state_dir / "hint.sock").stat().st_ino == hints
+        until((daemon.state_dir / "lock").exists, "the first makes the file again")
+        third = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        assert third.returncode == 75
+        assert daemon.process is not None
+        assert f"pid {daemon.process.pid}" in until_it_says(daemon, command)
+
+
+def until_it_says(daemon: DaemonProcess, command: list[str]) -> str:
+    """What a second daemon prints once the lock file names the first one."""
+    assert daemon.process is not None
+    pid = str(daemon.process.pid)
+    until(lambda: pid in (daemon.state_dir / "lock").read_text(), "the file says by whom")
+    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return run.stderr
+
+
+def test_a_state_directory_that_was_moved_away_ends_the_daemon(tmp_path: Path) -> None:
+    """What it writes there nobody would ever read: exit 78, and the new place is untouched."""
+    daemon = DaemonProcess(tmp_path)
+    daemon.start()
+    moved = tmp_path / "moved"
+    daemon.state_dir.rename(moved)
+    daemon.state_dir.mkdir()
+    assert daemon.process is not None
+    assert daemon.process.wait(60) == 78
+    assert list(daemon.state_dir.iterdir()) == []
+    shutil.rmtree(moved)
+
+
+def test_a_lock_is_one_however_its_file_is_treated(tmp_path: Path) -> None:
+    """The directory's own lock holds; the file is made again, unless somebody was faster."""
+    first = Lock(tmp_path)
+    with pytest.raises(AlreadyRunning, match="kill"):
+        Lock(tmp_path)
+    (tmp_path / "lock").unlink()
+    with pytest.raises(AlreadyRunning, match="lock file was removed"):
+        Lock(tmp_path)
+    first.look()
+    with pytest.raises(AlreadyRunning, match="pid"):
+        Lock(tmp_path)
+    first.release()
+    second = Lock(tmp_path)
+    tmp_path.rename(tmp_path.with_name("moved"))
+    with pytest.raises(Unusable, match="removed or replaced"):
+        second.look()
+    second.release()
