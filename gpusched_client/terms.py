@@ -117,6 +117,7 @@ class PendingReason(StrEnum):
     THROTTLED = "Throttled"
     CPU_SLOTS = "CpuSlots"  # CPU-only jobs: all slots are taken
     STORAGE = "Storage"  # the state directory cannot be written
+    ENVIRONMENT = "Environment"  # a directory, command or account that it needs is away
     HOST_CLOSED = "HostClosed"  # the host lets no users in for now (/run/nologin, no PAM stack)
 
 

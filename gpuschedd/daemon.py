@@ -386,7 +386,7 @@ class Daemon:
                 if job.hold != HoldKind.ACCOUNT:
                     continue
                 try:
-                    if await self.accounts.problem_of(job.user, job.uid) is None:
+                    if (await self.accounts.look_up(job.user, job.uid)).is_good:
                         back.append(job.job_id)
                 except (TimeoutError, OSError, RuntimeError) as error:  # or no thread was left
                     log.warning("account_not_looked_at job=%d error=%r", job.job_id, error)

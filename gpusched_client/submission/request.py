@@ -71,6 +71,8 @@ def job_request(
         shell=None if shell is None else os.fsencode(shell),
         umask=current_umask(),
         rlimits=current_rlimits(),
+        niceness=current_niceness(),
+        affinity=current_affinity(),
         **options,
     )
     # Read back what was built, so that a mistake is found here and with the field's name.
@@ -126,7 +128,7 @@ def current_umask() -> int:
 
 
 def current_rlimits() -> dict[str, tuple[int, int]]:
-    """This process's resource limits that are not unlimited, as (soft, hard)."""
+    """This process's resource limits as (soft, hard), also those that are none."""
     import resource
 
     limits = {}
@@ -134,7 +136,16 @@ def current_rlimits() -> dict[str, tuple[int, int]]:
         number = getattr(resource, f"RLIMIT_{name.upper()}", None)
         if number is None:
             continue
-        soft, hard = resource.getrlimit(number)
-        if (soft, hard) != (resource.RLIM_INFINITY, resource.RLIM_INFINITY):
-            limits[name] = (soft, hard)
+        limits[name] = resource.getrlimit(number)
     return limits
+
+
+def current_niceness() -> int:
+    """This process's, 0 where it is below: only root may give that to a job."""
+    return max(0, os.getpriority(os.PRIO_PROCESS, 0))
+
+
+def current_affinity() -> tuple[int, ...] | None:
+    """The CPUs that this process may use, None where these are all that its host has online."""
+    own = os.sched_getaffinity(0)
+    return tuple(sorted(own)) if len(own) < (os.cpu_count() or 1) else None

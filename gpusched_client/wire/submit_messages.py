@@ -21,7 +21,10 @@ from gpusched_client.wire.fields import (
 from gpusched_client.wire.job_options import JobOptions
 from gpusched_client.wire.limits import (
     ARGV_ITEMS_MAX,
+    CPU_NUMBERS_MAX,
+    CPUS_MAX,
     ENVIRONMENT_ITEMS_MAX,
+    NICENESS_MAX,
     PATH_BYTES_MAX,
     PAYLOAD_BYTES_MAX,
     RLIMIT_INFINITY,
@@ -110,7 +113,10 @@ class JobProcess(Message):
     """What runs, where and around what: exactly one of argv, script (with args) and shell.
 
     `shell` is one line for /bin/sh -c, byte for byte. `rlimits` maps a name of RLIMIT_NAMES to
-    (soft, hard), where RLIMIT_INFINITY is no limit.
+    (soft, hard), where RLIMIT_INFINITY is no limit; limits, `niceness` (the kernel's) and
+    `affinity` (CPU numbers; None: any) hold as far as the host lets the job have them.
+    `script_path` is where the script was. `checked`: the submitter has seen that the command is
+    there, so that its absence at the start is waited out.
     """
 
     __slots__ = ()
@@ -123,6 +129,12 @@ class JobProcess(Message):
     shell: bytes | None = wire(octets(STRING_BYTES_MAX, empty=False), default=None)
     umask: int = wire(integer(0, UMASK_MAX), default=0o022)
     rlimits: Mapping[str, tuple[int, int]] | None = wire(_RLIMITS, default=None)
+    niceness: int = wire(integer(0, NICENESS_MAX), default=0)
+    affinity: tuple[int, ...] | None = wire(
+        list_of(integer(0, CPUS_MAX), CPU_NUMBERS_MAX, 1), default=None
+    )
+    script_path: bytes | None = wire(_PATH, default=None)
+    checked: bool = wire(boolean, default=False)
 
 
 @message

@@ -163,6 +163,9 @@ class Jobs:
     max_processes: int | None = key(
         None, or_unlimited(integer(16, 4_000_000)), "processes and threads of one job"
     )
+    environment_patience_s: float = key(
+        3600.0, seconds, "a directory, command or account may be away before its jobs fail"
+    )
 
 
 @dataclass(frozen=True, slots=True)

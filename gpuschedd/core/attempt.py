@@ -6,7 +6,7 @@ who book what came of it (`jobs`). The format on disk is the supervisor's.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from gpusched_client.terms import JobId
@@ -58,7 +58,10 @@ class StartedRecord:
 
 @dataclass(frozen=True, slots=True)
 class EndedRecord:
-    """The end of the main process. `code` and `signal` are both None where nothing ran."""
+    """The end of the main process. `code` and `signal` are both None where nothing ran.
+
+    `place`: what was not there, where the cause is "environment".
+    """
 
     code: int | None
     signal: int | None
@@ -70,6 +73,12 @@ class EndedRecord:
     at_s: float
     boottime_s: float
     boot_id: str
+    place: str | None = field(default=None, kw_only=True)
+
+    @property
+    def is_of_environment(self) -> bool:
+        """Nothing ran, and the same may succeed later."""
+        return self.cause == "environment"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,4 +117,5 @@ class AttemptReport:
     deferred: bool = False  # launch_error is the host's fault
     account_gone: bool = False  # launch_error is that the job's account is gone
     storage_error: str | None = None
+    place: str | None = None  # launch_error is that this is not there for now
     detail: str | None = None

@@ -24,6 +24,21 @@ class CancelOrder:
 
 
 @dataclass(frozen=True, slots=True)
+class EnvironmentWait:
+    """What a job needs and did not find, and since when (scheduler time).
+
+    `place` is what was looked for ("directory /data/alice"), `fault` the whole answer. One probe is
+    made for all jobs of a user that wait for the same place.
+    """
+
+    place: str
+    fault: str
+    since_s: float
+    next_try_s: float
+    tries: int = 0  # probes that found it missing
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """One job as the controller keeps it; `replace` changes it, `advance` changes its state.
 
@@ -68,6 +83,7 @@ class Job:
     launch_failures: int = 0
     not_before_sched_s: float | None = None  # back-off after a failed launch
     begin_at_sched_s: float | None = None
+    environment: EnvironmentWait | None = None
     retries: int = 0
     retries_used: int = 0
 
@@ -139,6 +155,7 @@ class NeverRan:
     not_before_sched_s: float | None = None
     hold: HoldKind | None = None
     detail: str | None = None
+    environment: EnvironmentWait | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +167,10 @@ class Retried:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """A job that never ran ends without running: cancelled, or its dependency failed."""
+    """A job that never ran ends without running.
+
+    Cancelled; its dependency failed; or what it needs of its environment was away for too long.
+    """
 
     state: JobState
     at_s: float
@@ -174,7 +194,7 @@ _LIVE_FINALS = frozenset(
 #: The one table: what may happen in which state, and which states it may lead to.
 TRANSITIONS: dict[tuple[JobState, type[JobEvent]], frozenset[JobState]] = {
     (P, Placed): frozenset({CF}),
-    (P, Dropped): frozenset({JobState.CANCELLED, JobState.DEPENDENCY_FAILED}),
+    (P, Dropped): frozenset({JobState.CANCELLED, JobState.DEPENDENCY_FAILED, JobState.FAILED}),
     (CF, Started): frozenset({R}),
     (CF, MainEnded): frozenset({CG}),
     (CF, Gone): _LIVE_FINALS,
@@ -265,6 +285,7 @@ def _never_ran(job: Job, event: NeverRan) -> Job:
         not_before_sched_s=event.not_before_sched_s,
         hold=event.hold or job.hold,
         hold_detail=event.detail if event.hold else job.hold_detail,
+        environment=event.environment,
     )
 
 

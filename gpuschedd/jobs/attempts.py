@@ -14,6 +14,7 @@ from gpuschedd.core.recovery import Facts, Recovery, facts_reported, recover
 from gpuschedd.core.retry import next_request
 from gpuschedd.jobs.batch import Batch
 from gpuschedd.jobs.cancel import cancel_text
+from gpuschedd.jobs.environments import lost_at_start
 from gpuschedd.store.records import AttemptEnd, GpuUse, peak_of
 from gpuschedd.system.clock import SchedulerClock
 
@@ -87,8 +88,10 @@ def _advance_alive(batch: Batch, clock: SchedulerClock, job: Job, seen: Observat
         sched_s = clock.from_boottime_s(at.boottime_s, at.boot_id, at.at_s)
         job = batch.advance(job, Started(at.at_s, sched_s))
         batch.emit(EventKind.JOB_STARTED, job)
-    if seen.ended is not None and job.state in (JobState.CONFIGURING, JobState.RUNNING):
-        end = seen.ended
+    end = seen.ended
+    if end is None or end.is_of_environment:
+        return job  # nothing has run
+    if job.state in (JobState.CONFIGURING, JobState.RUNNING):
         sched_s = clock.from_boottime_s(end.boottime_s, end.boot_id, end.at_s)
         job = batch.advance(job, MainEnded(end.at_s, sched_s))
         batch.emit(EventKind.JOB_COMPLETING, job)
@@ -97,6 +100,9 @@ def _advance_alive(batch: Batch, clock: SchedulerClock, job: Job, seen: Observat
 
 def _finish(batch: Batch, job: Job, end: EndedRecord | ExitRecord, evidence: Evidence) -> None:
     """The final state that the supervisor's own record gives; or once more with more memory."""
+    if end.is_of_environment:
+        _environment_lost(batch, job, end.place or "", end.reason or "its environment is away")
+        return
     state, cause = final_state(end)
     detail = end.reason
     batch.gpu_uses.extend(evidence.uses)
@@ -121,6 +127,13 @@ def _finish(batch: Batch, job: Job, end: EndedRecord | ExitRecord, evidence: Evi
         ),
     )
     batch.emit(EventKind.JOB_ENDED, finished, state=str(state), code=end.code, signal=end.signal)
+
+
+def _environment_lost(batch: Batch, job: Job, place: str, fault: str) -> None:
+    if job.cancel is not None:
+        _drop_cancelled(batch, job)
+    else:
+        lost_at_start(batch, job, place, fault)
 
 
 def _retry(batch: Batch, job: Job, end: EndedRecord | ExitRecord, evidence: Evidence) -> bool:
@@ -197,6 +210,9 @@ def _drop_cancelled(batch: Batch, job: Job) -> None:
 
 def _requeue(batch: Batch, job: Job, report: AttemptReport) -> None:
     """PENDING with the next attempt; a failed launch backs off and at last holds the job."""
+    if report.place is not None:
+        _environment_lost(batch, job, report.place, report.launch_error or report.place)
+        return
     after = batch.advance(job, _never_ran(batch, job, report))
     if report.storage_error is None and report.launch_error is None:
         after = replace(after, launch_failures=0)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpusched_client.terms import HoldKind, JobState, PendingReason
+from gpusched_client.units import duration_about
 from gpuschedd.core.job import Job
 from gpuschedd.core.model import Reason
 
@@ -128,8 +129,23 @@ class BeginGate(Gate):
         return replace(job, begin_at_sched_s=None)
 
 
+class EnvironmentGate(Gate):
+    """Waits for a place that its last start did not find: a probe looks again, and opens it."""
+
+    def blocks(self, job: Job, now_s: float) -> Reason | None:
+        if (wait := job.environment) is None:
+            return None
+        waited_s, next_s = now_s - wait.since_s, max(0.0, wait.next_try_s - now_s)
+        return Reason(
+            PendingReason.ENVIRONMENT,
+            f"{wait.fault}; missing for {duration_about(waited_s)}, looked for again in "
+            f"{duration_about(next_s)}",
+            {"tries": wait.tries, "waited_s": waited_s, "wait_s": next_s},
+        )
+
+
 #: In the order in which their reasons are told.
-GATES: tuple[Gate, ...] = (HoldGate(), BackoffGate(), BeginGate())
+GATES: tuple[Gate, ...] = (HoldGate(), EnvironmentGate(), BackoffGate(), BeginGate())
 
 
 def asked_of(wanted: JobRequest, now: Now) -> dict[str, Any]:

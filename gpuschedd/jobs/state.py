@@ -77,6 +77,7 @@ class State:
     user_of: dict[int, str] = field(default_factory=dict)  # login names of those with jobs
     holding: set[JobId] = field(default_factory=set)  # jobs that hold GPUs or a CPU slot
     delayed: set[JobId] = field(default_factory=set)  # jobs with a begin time or a back-off
+    awaiting: set[JobId] = field(default_factory=set)  # jobs that wait for their environment
     gpus: tuple[Gpu, ...] = ()
     gpu_rows: dict[GpuUuid, GpuRow] = field(default_factory=dict)
     health: Mapping[GpuUuid, Remembered] = field(default_factory=dict)  # as committed
@@ -123,6 +124,7 @@ class State:
         for members, belongs in (
             (self.holding, job.holds_gpus),
             (self.delayed, is_timed(job)),
+            (self.awaiting, job.environment is not None and not job.is_final),
         ):
             if belongs:
                 members.add(job.job_id)

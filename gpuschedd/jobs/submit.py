@@ -217,6 +217,10 @@ def payload_of(wanted: JobRequest) -> Payload:
         output=wanted.output,
         error=wanted.error,
         environment=tuple(wanted.environment.items()),
+        niceness=wanted.niceness,
+        affinity=wanted.affinity or (),
+        script_path=wanted.script_path,
+        checked=wanted.checked,
     )
 
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from gpusched_client.terms import GpuUuid, JobId, JobState
@@ -14,11 +15,20 @@ from gpuschedd.core.job import Job
 from gpuschedd.gpu.source import DeviceAccess, DeviceMissing, GpuInfo, GrantedGpu
 from gpuschedd.jobs.attempts import NO_EVIDENCE, Evidence, apply_report
 from gpuschedd.jobs.controller import Change, Committed, Controller
-from gpuschedd.run.launchers.direct import UNFILTERED, AccountGone, LaunchDeferred, LaunchFailed
+from gpuschedd.run.launchers.direct import (
+    UNFILTERED,
+    AccountGone,
+    LaunchDeferred,
+    LaunchFailed,
+    PlaceAway,
+)
 from gpuschedd.run.launches import LaunchPlan, MakePlan
 from gpuschedd.run.obedience import Obedience
+from gpuschedd.run.probes import PROBE_ATTEMPT, Prober
 from gpuschedd.run.runner import Runner
 from gpuschedd.run.spec import LaunchContext, SpecMaker
+from gpuschedd.store.records import Payload
+from gpuschedd.supervisor.records import display
 from gpuschedd.system.accounts import NameService
 
 log = logging.getLogger(__name__)
@@ -69,6 +79,7 @@ class Dispatcher:
         self._accounts = accounts
         self._reports: set[asyncio.Task[None]] = set()
         self._obedience = Obedience(runner, controller.clock)
+        self._prober = Prober(controller, runner, self._probe_plan)
         runner.report_to(self._report)
         controller.on_commit.append(self._after_commit)
 
@@ -79,6 +90,7 @@ class Dispatcher:
             self._watch_over(job)
         await self._runner.remove_abandoned({(job.job_id, job.attempt) for job in held})
         await asyncio.gather(*(self._recover(job) for job in held))
+        self._prober.follow()
 
     async def _recover(self, job: Job) -> None:
         ran = job.state is not JobState.CONFIGURING
@@ -113,6 +125,8 @@ class Dispatcher:
             await asyncio.wait(tuple(self._reports))
 
     def _report(self, report: AttemptReport) -> None:
+        if self._prober.takes(report):
+            return
         if report.storage_error is not None:
             self._controller.block_storage(report.storage_error)
         job = self._controller.state.jobs.get(report.job_id)
@@ -143,6 +157,8 @@ class Dispatcher:
     def _after_commit(self, committed: Committed) -> None:
         for change in committed.changes:
             self._follow(change)
+        if any(_awaits(change) for change in committed.changes):
+            self._prober.follow()
 
     def _follow(self, change: Change) -> None:
         before, after = change.before, change.after
@@ -181,14 +197,32 @@ class Dispatcher:
             present = self._controller.state.jobs.get(job.job_id)
             if present is None or present.attempt != job.attempt or present.cancel is not None:
                 return None  # its cancel is on the way, and fences it
-            payload = await self._controller.in_database(lambda store: store.payload(job.job_id))
-            assert payload is not None, "a live job has its payload"
+            payload = await self._payload(job)
+            if (fault := self._prober.waits_already(job, payload.cwd)) is not None:
+                raise PlaceAway(f"directory {display(payload.cwd)}", fault)
             gpus = self._specs.granted(present, self._gpus.info())
             access = await self._device_access(gpus)
             spec = self._specs.spec(present, payload, gpus)
             return spec, self._specs.bounds(present, access)
 
         return make
+
+    async def _payload(self, job: Job) -> Payload:
+        found: Payload | None = await self._controller.in_database(
+            lambda store: store.payload(job.job_id)
+        )
+        assert found is not None, "a live job has its payload"
+        return found
+
+    async def _probe_plan(self, job: Job) -> LaunchPlan:
+        """Its set-up alone, on no GPU. Raises PlaceAway."""
+        if self._context.is_system:
+            await self._check_account(job)
+        payload = await self._payload(job)
+        spec = self._specs.spec(job, payload, ())
+        access = await self._device_access(())
+        probe = replace(spec, probe=True, attempt=PROBE_ATTEMPT, time_limit_s=None)
+        return probe, self._specs.bounds(job, access)
 
     async def _device_access(self, gpus: Sequence[GrantedGpu]) -> DeviceAccess:
         """For a launcher that can filter. Raises LaunchFailed."""
@@ -208,13 +242,22 @@ class Dispatcher:
             raise NoLongerFits(problem)
 
     async def _check_account(self, job: Job) -> None:
-        """Raises AccountGone; the supervisor looks again, this one lets the job wait instead."""
+        """Raises AccountGone or PlaceAway; the supervisor looks again by itself."""
+        place = f"account {job.user}"
         try:
-            problem = await self._accounts.problem_of(job.user, job.uid)
+            found = await self._accounts.look_up(job.user, job.uid)
         except TimeoutError:
-            raise LaunchDeferred("the name service does not answer") from None
-        if problem is not None:
-            raise AccountGone(problem)
+            raise PlaceAway(place, f"{place}: the name service does not answer") from None
+        if found.is_missing:
+            raise PlaceAway(place, f"{place}: unknown; it had uid {job.uid} at submit")
+        if found.problem is not None:
+            raise AccountGone(found.problem)
+
+
+def _awaits(change: Change) -> bool:
+    """Whether what a job waits for of its environment has changed."""
+    before = None if change.before is None else change.before.environment
+    return change.after.environment is not None or before is not None
 
 
 def _is_over(report: AttemptReport) -> bool:

@@ -84,6 +84,9 @@ class Spec:
     no_exec: bool = False
     cpu_set: tuple[int, ...] = ()  # the CPUs that it runs on; () leaves them alone
     oom_patterns: tuple[str, ...] = ()  # for what programs print when VRAM is exhausted
+    probe: bool = False  # set up and end: whether the job would find what it needs
+    checked: bool = False  # its command was there when it was submitted
+    niceness: int = 0  # the kernel's
 
     @property
     def label(self) -> str:

@@ -27,6 +27,7 @@ from gpuschedd.run.launchers.direct import (
     Launcher,
     LaunchFailed,
     LaunchStorage,
+    PlaceAway,
     is_host_short,
 )
 from gpuschedd.run.tasks import Tasks
@@ -138,6 +139,7 @@ class Launches:
                 launch_error=str(error),
                 deferred=isinstance(error, LaunchDeferred),
                 account_gone=isinstance(error, AccountGone),
+                place=error.place if isinstance(error, PlaceAway) else None,
             )
         )
 

@@ -114,8 +114,10 @@ class SpecMaker:
             scripts_dir=os.fspath(context.scripts_dir),
             allow_system_uid=config.jobs.system_users,
             no_exec=not context.exec_jobs,
-            cpu_set=cpus if config.bind_cpus else (),
+            cpu_set=_cpu_set(cpus if config.bind_cpus else (), payload.affinity),
             oom_patterns=self._vendor.oom_patterns,
+            checked=payload.checked,
+            niceness=payload.niceness,
         )
 
     def _environment(
@@ -147,7 +149,16 @@ class SpecMaker:
         ours |= self._vendor.variables(gpus, is_filtered=is_filtered)
         kept |= {name.encode(): value.encode() for name, value in ours.items()}
         kept[b"GPUSCHED_SUBMIT_DIR"] = payload.cwd
+        if payload.script_path is not None:
+            kept[b"GPUSCHED_SCRIPT"] = payload.script_path
         return tuple(kept.items())
+
+
+def _cpu_set(near: Sequence[int], asked: Sequence[int]) -> tuple[int, ...]:
+    """CPUs that are both near the GPUs and the submitter's; the latter where none is both."""
+    if not near or not asked:
+        return tuple(near or asked)
+    return tuple(sorted(set(near) & set(asked))) or tuple(asked)
 
 
 def near_cpus(gpus: Sequence[GrantedGpu]) -> tuple[int, ...]:

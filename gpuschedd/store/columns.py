@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Any
 
 from gpusched_client.terms import Cause, HoldKind, JobState
-from gpuschedd.core.job import CancelOrder, Job
+from gpuschedd.core.job import CancelOrder, EnvironmentWait, Job
 from gpuschedd.core.model import Grant, Request, Topology
 from gpuschedd.store.rows import crc
 
@@ -74,6 +74,14 @@ def _signals(text: str) -> tuple[tuple[int, int], ...]:
     return tuple((number, signum) for number, signum in json.loads(text))
 
 
+def _written_wait(wait: EnvironmentWait) -> str:
+    return json.dumps([getattr(wait, name) for name in wait.__dataclass_fields__])
+
+
+def _wait_from(text: str) -> EnvironmentWait:
+    return EnvironmentWait(*json.loads(text))
+
+
 #: In the order of the checksum: a new one goes to the end, as `later`.
 COLUMNS = (
     _own("job_id"),
@@ -126,6 +134,7 @@ COLUMNS = (
     _cancelled("cancel_by", "by"),
     _cancelled("cancel_at_s", "at_s"),
     _cancelled("cancel_reason", "reason"),
+    Column("environment_wait", Home.JOB, "environment", _written_wait, _wait_from, later=True),
 )
 _OF_JOB = tuple(column for column in COLUMNS if column.home is Home.JOB)
 _OF_REQUEST = tuple(column for column in COLUMNS if column.home is Home.REQUEST)

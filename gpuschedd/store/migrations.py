@@ -221,10 +221,13 @@ _PROMISES_VIEW = (
         FROM promise JOIN job USING (job_id)""",
 )
 
+_ENVIRONMENT_WAITS = ("ALTER TABLE job ADD COLUMN environment_wait TEXT",)
+
 MIGRATIONS: tuple[Migration, ...] = (
     Migration(1, "first tables and views", _FIRST_TABLES),
     Migration(2, "requests in brief, for lists", _BRIEFS),
     Migration(3, "a view of the promises", _PROMISES_VIEW),
+    Migration(4, "jobs that wait for their environment", _ENVIRONMENT_WAITS),
 )
 
 NEWEST = MIGRATIONS[-1].version

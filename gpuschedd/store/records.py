@@ -30,6 +30,10 @@ class Payload:
     output: bytes | None
     error: bytes | None
     environment: tuple[tuple[bytes, bytes], ...] = ()
+    niceness: int = 0
+    affinity: tuple[int, ...] = ()
+    script_path: bytes | None = None
+    checked: bool = False
 
 
 @dataclass(frozen=True, slots=True)

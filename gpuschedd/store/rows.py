@@ -92,6 +92,10 @@ def pack_payload(payload: Payload) -> bytes:
             "rlimits": [list(limit) for limit in payload.rlimits],
             "output": payload.output,
             "error": payload.error,
+            "niceness": payload.niceness,
+            "affinity": list(payload.affinity),
+            "script_path": payload.script_path,
+            "checked": payload.checked,
         },
         use_bin_type=True,
     )
@@ -137,4 +141,9 @@ def payload_from(row: sqlite3.Row, job_id: int, *, with_environment: bool) -> Pa
         output=content["output"],
         error=content["error"],
         environment=tuple((key, value) for key, value in pairs),
+        # Requests from before these were kept.
+        niceness=content.get("niceness", 0),
+        affinity=tuple(content.get("affinity", ())),
+        script_path=content.get("script_path"),
+        checked=content.get("checked", False),
     )

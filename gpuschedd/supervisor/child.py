@@ -8,8 +8,17 @@ import os
 import resource
 import stat
 
-from gpuschedd.supervisor.errors import ExecFailed, HostClosed, SetupFailed
+from gpuschedd.supervisor.errors import (
+    SHORT_ERRNOS,
+    EnvironmentLost,
+    ExecFailed,
+    HostClosed,
+    SetupFailed,
+    lost_or_wrong,
+    reason_of,
+)
 from gpuschedd.supervisor.identity import become_user
+from gpuschedd.supervisor.program import execute, require_program
 from gpuschedd.supervisor.records import REASON_CHARS_MAX, display
 from gpuschedd.supervisor.script import script_command
 from gpuschedd.supervisor.syscalls import PR_SET_PDEATHSIG, close_all_except, prctl, signal
@@ -21,14 +30,8 @@ if TYPE_CHECKING:
     from gpuschedd.supervisor.pam import Pam
     from gpuschedd.supervisor.spec import Spec
 
-CODE_NOT_EXECUTABLE, CODE_NOT_FOUND = 126, 127
-DEFAULT_PATH = b"/usr/local/bin:/usr/bin:/bin"
 # A job must not speak to PID 1 in the name of its unit.
 UNIT_VARIABLES = (b"NOTIFY_SOCKET", b"WATCHDOG_PID", b"WATCHDOG_USEC", b"LISTEN_PID", b"LISTEN_FDS")
-
-
-def _reason_of(error: OSError) -> str:
-    return os.strerror(error.errno) if error.errno else str(error)
 
 
 def open_log(what: str, path: bytes, truncate: bool) -> int:
@@ -41,7 +44,7 @@ def open_log(what: str, path: bytes, truncate: bool) -> int:
     try:
         fd = os.open(path, flags | (os.O_TRUNC if truncate else 0), 0o666)
     except OSError as error:
-        raise SetupFailed(f"{shown}: {_why_no_log(path, error)}") from error
+        raise _no_log(shown, path, error) from error
     kind = stat.S_IFMT(os.fstat(fd).st_mode)
     if kind not in (stat.S_IFREG, stat.S_IFIFO, stat.S_IFCHR):
         raise SetupFailed(f"{shown}: neither a regular file nor a FIFO nor a terminal-like device")
@@ -49,17 +52,18 @@ def open_log(what: str, path: bytes, truncate: bool) -> int:
         try:
             os.write(fd, b"")  # /dev/full opens like any other
         except OSError as error:
-            raise SetupFailed(f"{shown}: {_reason_of(error)}") from error
+            raise SetupFailed(f"{shown}: {reason_of(error)}") from error
     os.set_blocking(fd, True)
     return fd
 
 
-def _why_no_log(path: bytes, error: OSError) -> str:
+def _no_log(shown: str, path: bytes, error: OSError) -> SetupFailed:
     if error.errno == errno.ENXIO:
-        return "a FIFO that nobody reads, or a socket"
+        return SetupFailed(f"{shown}: a FIFO that nobody reads, or a socket")
     if error.errno == errno.ENOENT:
-        return f"directory {display(os.path.dirname(path) or b'.')} does not exist"
-    return _reason_of(error)
+        directory = display(os.path.dirname(path) or b".")
+        return EnvironmentLost(shown, f"directory {directory} does not exist (ENOENT)")
+    return lost_or_wrong(shown, error)
 
 
 def log_identity(fd: int) -> list[int] | None:
@@ -104,53 +108,12 @@ def job_environment(spec: Spec) -> dict[bytes, bytes]:
     return environment
 
 
-def _candidates(command: bytes, environment: dict[bytes, bytes]) -> list[bytes]:
-    if b"/" in command:
-        return [command]
-    places = environment.get(b"PATH", DEFAULT_PATH).split(b":")
-    return [(place or b".") + b"/" + command for place in places] if command else []
-
-
-def execute(argv: list[bytes], environment: dict[bytes, bytes]) -> NoReturn:
-    """execve along PATH; ExecFailed with 127 where nothing is found, 126 where it cannot run."""
-    found: OSError | None = None
-    for path in _candidates(argv[0], environment):
-        try:
-            _execve(path, argv, environment)
-        except (FileNotFoundError, NotADirectoryError) as error:
-            if os.path.exists(path):
-                text = f"{display(path)}: its interpreter does not exist"
-                raise ExecFailed(CODE_NOT_EXECUTABLE, text) from error
-        except OSError as error:
-            if b"/" not in argv[0] and not os.path.exists(path):
-                continue  # a directory of PATH that this user may not look into holds nothing
-            found = found or error
-            if error.errno != errno.EACCES:
-                break
-    if found is None:
-        raise ExecFailed(CODE_NOT_FOUND, f"command not found: {display(argv[0])}")
-    text = f"cannot execute {display(argv[0])}: {_reason_of(found)}"
-    raise ExecFailed(CODE_NOT_EXECUTABLE, text)
-
-
-def _execve(path: bytes, argv: list[bytes], environment: dict[bytes, bytes]) -> None:
-    try:
-        os.execve(path, argv, environment)
-    except OSError as error:
-        if error.errno != errno.ENOEXEC or _looks_binary(path):
-            raise
-        # A script without a first line: what a shell and execvp(3) do.
-        os.execve(b"/bin/sh", [b"/bin/sh", path, *argv[1:]], environment)
-    except ValueError as error:
-        raise ExecFailed(CODE_NOT_EXECUTABLE, f"cannot execute: {error}") from error
-
-
-def _looks_binary(path: bytes) -> bool:
-    try:
-        with open(path, "rb", buffering=0) as file:
-            return b"\0" in file.read(256)
-    except OSError:
-        return True
+def _of_host(error: OSError) -> dict[str, str]:
+    """The report of an error that no step has named: the host may be short of something."""
+    failed = f"set-up failed: {error!r}"[:REASON_CHARS_MAX]
+    if error.errno in SHORT_ERRNOS:
+        return {"failed": f"the host: {reason_of(error)}", "place": "the host"}
+    return {"failed": failed}
 
 
 class Child:
@@ -179,8 +142,13 @@ class Child:
             self._report(failed=str(failure)[:REASON_CHARS_MAX])
         except HostClosed as closed:
             self._report(closed=str(closed)[:REASON_CHARS_MAX])
+        except EnvironmentLost as lost:
+            place = lost.place[:REASON_CHARS_MAX]
+            self._report(failed=str(lost)[:REASON_CHARS_MAX], place=place)
         except SetupFailed as failure:
             self._report(failed=str(failure)[:REASON_CHARS_MAX])
+        except OSError as error:
+            self._report(**_of_host(error))
         except BaseException as error:
             self._report(failed=f"set-up failed: {error!r}"[:REASON_CHARS_MAX])
         finally:
@@ -202,6 +170,9 @@ class Child:
         self._change_directory()
         logs = self._open_logs()
         lower_limits(self._spec.rlimits)
+        os.setpriority(
+            os.PRIO_PROCESS, 0, max(self._spec.niceness, os.getpriority(os.PRIO_PROCESS, 0))
+        )
         if self._spec.cpu_set:
             try:
                 os.sched_setaffinity(0, self._spec.cpu_set)
@@ -213,6 +184,9 @@ class Child:
             prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != self._parent:
                 os._exit(1)
+        argv, environment = self._command(), job_environment(self._spec)
+        self._report(stage=f"command {display(argv[0])}"[:REASON_CHARS_MAX])
+        require_program(argv, environment, checked=self._spec.checked)
         self._report(ready=True, logs=logs)
 
     def _reset(self, gate_fd: int) -> None:
@@ -230,8 +204,7 @@ class Child:
         try:
             os.chdir(self._spec.cwd)
         except (OSError, ValueError) as error:
-            reason = _reason_of(error) if isinstance(error, OSError) else str(error)
-            raise SetupFailed(f"directory {display(self._spec.cwd)}: {reason}") from error
+            raise lost_or_wrong(f"directory {display(self._spec.cwd)}", error) from error
 
     def _open_logs(self) -> list[list[int] | None]:
         truncate = self._spec.attempt == 1
@@ -255,11 +228,13 @@ class Child:
         os.close(fd)
         return log_identity(target)
 
-    def _exec(self) -> NoReturn:
-        argv = list(self._spec.argv)
+    def _command(self) -> list[bytes]:
         if self._script_path is not None and self._spec.script is not None:
-            argv = script_command(self._spec.script, self._script_path, self._spec.argv)
-        execute(argv, job_environment(self._spec))
+            return script_command(self._spec.script, self._script_path, self._spec.argv)
+        return list(self._spec.argv)
+
+    def _exec(self) -> NoReturn:
+        execute(self._command(), job_environment(self._spec))
 
 
 RECORD_VERSION = 1

@@ -18,6 +18,15 @@ EXIT_CLAIM_LOST = 75
 STORAGE_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})
 # The host is short of processes, memory or descriptors; that passes.
 SHORT_ERRNOS = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE})
+# A path that cannot be used as it was given, wherever it leads and whenever it is tried.
+_WRONG_PATH_ERRNOS = frozenset(
+    {errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL, errno.EISDIR, errno.ENXIO, errno.ETXTBSY}
+)
+
+
+def may_pass(error: OSError) -> bool:
+    """Whether a path may be usable later: a mount that is away, a server that does not answer."""
+    return error.errno not in _WRONG_PATH_ERRNOS
 
 
 class Refused(Exception):
@@ -32,6 +41,17 @@ class SetupFailed(Exception):
     """The child could not become the user or open the user's files; the text goes on the job."""
 
 
+class EnvironmentLost(SetupFailed):
+    """Something outside the job that it needs is not there for now; `place` says what.
+
+    A directory, a log's place, an interpreter, an account: it may be back in a moment.
+    """
+
+    def __init__(self, place: str, reason: str) -> None:
+        super().__init__(f"{place}: {reason}")
+        self.place = place
+
+
 class HostClosed(SetupFailed):
     """PAM lets nobody in for now: no fault of the job's, which must wait."""
 
@@ -42,6 +62,21 @@ class ExecFailed(Exception):
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(reason)
         self.code = code
+
+
+def reason_of(error: OSError) -> str:
+    """What the system said, in words and by its name: "Stale file handle (ESTALE)"."""
+    if not error.errno:
+        return str(error)
+    return f"{os.strerror(error.errno)} ({errno.errorcode.get(error.errno, error.errno)})"
+
+
+def lost_or_wrong(place: str, error: OSError | ValueError) -> SetupFailed:
+    """A path that cannot be used: for now, or as it was given."""
+    if isinstance(error, OSError) and may_pass(error):
+        return EnvironmentLost(place, reason_of(error))
+    reason = reason_of(error) if isinstance(error, OSError) else str(error)
+    return SetupFailed(f"{place}: {reason}")
 
 
 def complain(text: str) -> None:

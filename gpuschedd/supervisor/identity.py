@@ -6,14 +6,19 @@ import os
 import pwd
 import re
 
-from gpuschedd.supervisor.errors import SetupFailed
+from gpuschedd.supervisor.errors import EnvironmentLost, SetupFailed
 from gpuschedd.supervisor.spec import UID_INVALID
 from gpuschedd.supervisor.syscalls import join_new_keyring
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypeVar
+
     from gpuschedd.supervisor.pam import Pam
     from gpuschedd.supervisor.spec import Spec
+
+    T = TypeVar("T")
 
 UID_NOBODY = 65534
 UID_MIN_DEFAULT = 1000
@@ -38,15 +43,23 @@ def check_uid(uid: int, allow_system_uid: bool) -> None:
 
 def account_of(user: str, uid: int) -> pwd.struct_passwd:
     """The account as it was at submit: name and uid must still belong together."""
-    try:
-        by_name = pwd.getpwnam(user)
-        by_uid = pwd.getpwuid(uid)
-    except KeyError:
-        raise SetupFailed(f"account {user} with uid {uid} no longer exists") from None
+    by_name, by_uid = _known(pwd.getpwnam, user), _known(pwd.getpwuid, uid)
+    if by_name is None and by_uid is None:
+        # A directory server that is away says the same as one that has forgotten somebody.
+        raise EnvironmentLost(f"account {user}", f"unknown; it had uid {uid} at submit")
+    if by_name is None or by_uid is None:
+        raise SetupFailed(f"account {user} with uid {uid} no longer exists")
     if by_name.pw_uid != uid or by_uid.pw_name != user:
         reason = f"account {user} had uid {uid} at submit; now {user} is uid {by_name.pw_uid}"
         raise SetupFailed(f"{reason} and uid {uid} is {by_uid.pw_name}")
     return by_name
+
+
+def _known(look: Callable[[T], pwd.struct_passwd], key: T) -> pwd.struct_passwd | None:
+    try:
+        return look(key)
+    except KeyError:
+        return None
 
 
 def drop_to(user: str, uid: int, gid: int) -> None:

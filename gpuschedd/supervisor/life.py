@@ -16,6 +16,7 @@ from gpuschedd.supervisor.processes import KillRounds, dead_child, has_children,
 from gpuschedd.supervisor.procfs import boot_id, process_stat
 from gpuschedd.supervisor.records import (
     CAUSE_CANCELLED,
+    CAUSE_ENVIRONMENT,
     CAUSE_EXIT,
     CAUSE_SETUP,
     CAUSE_SHUTDOWN,
@@ -76,6 +77,7 @@ class Supervisor:
         self._executed = False
         # The end.
         self._cause: str | None = None
+        self._place: str | None = None
         self._reason: str | None = None
         self._cancel: dict[str, Any] = {}
         self._terminated = False
@@ -207,13 +209,18 @@ class Supervisor:
         elif self._cause is None:
             self._reason = line["failed"]
             if self._started_s is None:
-                self._cause = CAUSE_SETUP
+                self._place = line.get("place")
+                self._cause = CAUSE_SETUP if self._place is None else CAUSE_ENVIRONMENT
 
     def _open_gate(self) -> None:
         self._alarms.clear("setup")
         assert self._main is not None, "only a child reports"
         if self._cause is not None or self._abandoned:
             return  # it was killed at the gate
+        if self._spec.probe:
+            self._cause = CAUSE_EXIT
+            self._kill_main()
+            return
         try:
             self._publish_started(self._main, self._main)
         except OSError as error:
@@ -254,8 +261,9 @@ class Supervisor:
     def _take_alarms(self) -> None:
         for name in self._alarms.take_due():
             if name == "setup":
-                reason = f"set-up took more than {SETUP_DEADLINE_S:.0f} s (at: {self._stage})"
-                self._end(CAUSE_SETUP, reason[:REASON_CHARS_MAX])
+                reason = f"{self._stage}: no answer within {SETUP_DEADLINE_S:.0f} s"
+                self._place = self._stage
+                self._end(CAUSE_ENVIRONMENT, reason[:REASON_CHARS_MAX])
             elif name == "limit":
                 self._reach_limit()
             elif name == "kill":
@@ -355,8 +363,9 @@ class Supervisor:
             cause, self._reason = CAUSE_SETUP, f"the set-up was killed (at: {self._stage})"
         elif cause is None:
             cause = CAUSE_EXIT if signum is None else CAUSE_SIGNAL
+        ran_nothing = self._spec.no_exec or self._spec.probe
         return {
-            "code": 0 if self._spec.no_exec and cause == CAUSE_EXIT else code,
+            "code": 0 if ran_nothing and cause == CAUSE_EXIT else code,
             "signal": signum,
             "cause": cause,
             "reason": self._reason and self._reason[:REASON_CHARS_MAX],
@@ -367,6 +376,7 @@ class Supervisor:
             "at_s": at_s,
             "boottime_s": now_s,
             "boot_id": self._boot_id,
+            "place": self._place if cause == CAUSE_ENVIRONMENT else None,
         }
 
     def _flush(self) -> bool:

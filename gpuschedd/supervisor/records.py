@@ -26,6 +26,7 @@ REASON_CHARS_MAX = 300  # six bytes each in JSON at worst: a record stays within
 CAUSE_EXIT, CAUSE_SIGNAL, CAUSE_SETUP = "exit", "signal", "setup"
 CAUSE_TIME_LIMIT, CAUSE_CANCELLED = "time_limit", "cancelled"
 CAUSE_SHUTDOWN, CAUSE_STOPPED = "shutdown", "stopped"
+CAUSE_ENVIRONMENT = "environment"  # nothing ran: something that the job needs is not there for now
 
 OOM_CUDA, OOM_HOST, OOM_UNKNOWN = "cuda", "host", "unknown"
 

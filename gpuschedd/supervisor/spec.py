@@ -107,7 +107,7 @@ class Spec:
     def __init__(self, record: dict[str, Any]) -> None:
         fields = Fields(record)
         self.job_id = fields.integer("job_id", 1, 2**63 - 1)
-        self.attempt = fields.integer("attempt", 1, 2**31 - 1)
+        self.attempt = fields.integer("attempt", 0, 2**31 - 1)
         self.instance = fields.text("instance")
         self.mode = fields.choice("mode", ("user", "system"))
         self.launch = fields.choice("launch", ("direct", "pid1"))
@@ -132,6 +132,9 @@ class Spec:
         self.no_exec = fields.flag("no_exec")
         self.cpu_set = tuple(_cpu(number) for number in fields.rows("cpu_set"))
         self.oom_patterns = tuple(_pattern(row) for row in fields.rows("oom_patterns"))
+        self.probe = fields.flag("probe")
+        self.checked = fields.flag("checked")
+        self.niceness = fields.integer("niceness", 0, 19)
         fields.end()
         if not (self.argv or self.script is not None or self.no_exec):
             raise ValueError("argv_b is empty and there is no script")

@@ -14,7 +14,7 @@ import pwd
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from gpuschedd.supervisor.identity import uid_min
 from gpuschedd.system.threads import started_pool
@@ -66,9 +66,9 @@ class NameService:
         async with asyncio.timeout(ANSWER_S):
             return await loop.run_in_executor(self._threads, question)
 
-    async def problem_of(self, user: str, uid: int) -> str | None:
-        """Why this name and uid no longer belong together; None: they do. Raises TimeoutError."""
-        return await self.ask(lambda: problem_of(user, uid))
+    async def look_up(self, user: str, uid: int) -> Account:
+        """Whether this name and uid still belong together. Raises TimeoutError."""
+        return await self.ask(lambda: account_of(user, uid))
 
     def close(self) -> None:
         """Leave questions that hang behind."""
@@ -115,18 +115,46 @@ def _group_names(numbers: Iterable[int]) -> Iterator[str]:
             continue
 
 
-def problem_of(user: str, uid: int) -> str | None:
-    """Why this name and uid no longer belong together; None where they do.
+class Account(NamedTuple):
+    """What the name service says of a job's user.
 
-    Blocks. The supervisor looks again by itself.
+    `is_missing`: neither the name nor the uid is known, which may pass. `problem`: why they no
+    longer belong together.
     """
+
+    is_missing: bool = False
+    problem: str | None = None
+
+    @property
+    def is_good(self) -> bool:
+        """As it was at submit."""
+        return self == Account()
+
+
+def account_of(user: str, uid: int) -> Account:
+    """Blocks. The supervisor looks again by itself."""
+    by_uid, by_name = _name_of(uid), _uid_of(user)
+    if by_uid == user:
+        return Account()
+    if by_uid is not None:
+        return Account(problem=f"uid {uid} belongs to {by_uid} now; the job is {user}'s")
+    if by_name is not None:
+        return Account(problem=f"{user} has uid {by_name} now; the job is uid {uid}'s")
+    return Account(is_missing=True)
+
+
+def _name_of(uid: int) -> str | None:
     try:
-        by_uid = pwd.getpwuid(uid).pw_name
+        return pwd.getpwuid(uid).pw_name
     except KeyError:
-        return f"the account with uid {uid} no longer exists; it was {user}'s"
-    if by_uid != user:
-        return f"uid {uid} belongs to {by_uid} now; the job is {user}'s"
-    return None
+        return None
+
+
+def _uid_of(user: str) -> int | None:
+    try:
+        return pwd.getpwnam(user).pw_uid
+    except KeyError:
+        return None
 
 
 def is_system_account(uid: int) -> bool:

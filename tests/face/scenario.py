@@ -38,6 +38,7 @@ max_cpu_jobs = {cpu_jobs}
 requests_per_second = 100000
 {limits}
 [jobs]
+environment_patience = 0
 {users}
 """
 VIEWS = ("jobs_v", "usage_v", "events_v", "promises_v")

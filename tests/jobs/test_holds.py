@@ -10,6 +10,7 @@ import pytest
 
 from gpusched_client.terms import HoldKind
 from gpuschedd import daemon as daemon_module
+from gpuschedd.system.accounts import Account
 
 
 def test_a_look_for_accounts_that_fails_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -18,14 +19,14 @@ def test_a_look_for_accounts_that_fails_is_not_the_last(monkeypatch: pytest.Monk
     answers = iter([RuntimeError("can't start new thread"), TimeoutError(), OSError(24, "")])
     released = asyncio.Event()
 
-    async def problem_of(_user: str, _uid: int) -> str | None:
+    async def look_up(_user: str, _uid: int) -> Account:
         if (error := next(answers, None)) is not None:
             raise error
-        return None
+        return Account()
 
     held = SimpleNamespace(hold=HoldKind.ACCOUNT, user="alice", uid=1001, job_id=1)
     daemon: Any = SimpleNamespace(
-        accounts=SimpleNamespace(problem_of=problem_of),
+        accounts=SimpleNamespace(look_up=look_up),
         controller=SimpleNamespace(
             state=SimpleNamespace(jobs={1: held}), post=lambda _: released.set()
         ),

@@ -171,13 +171,12 @@ def test_a_cancel_in_each_window_of_the_start_is_cancelled(
         assert client.wait(job.id, timeout_s=30).state is JobState.CANCELLED
 
 
-def test_output_that_cannot_be_opened_fails_with_the_reason(daemon: DaemonProcess) -> None:
+def test_output_that_cannot_be_opened_fails_with_the_reason(tmp_path: Path) -> None:
     """A missing directory, and a FIFO that nobody reads: nothing waits for a reader."""
-    import os
-
-    fifo = daemon.work_dir / "fifo"
-    os.mkfifo(fifo)
-    with daemon.client() as client:
+    options = ("--set", "jobs.environment_patience=0")
+    with daemon_in(tmp_path, "4x24G", *options) as daemon, daemon.client() as client:
+        fifo = daemon.work_dir / "fifo"
+        os.mkfifo(fifo)
         missing = client.submit(["true"], output="no/such/dir/out", cwd=daemon.work_dir)
         unread = client.submit(["true"], output=str(fifo), cwd=daemon.work_dir)
         for job, word in ((missing, "no/such/dir"), (unread, "a FIFO that nobody reads")):

@@ -113,6 +113,10 @@ class PlayedRunner:
         self.host, self.world = host, host.world
         self.report: Callable[[AttemptReport], None]  # of the daemon that lives now
 
+    def report_to(self, report: Callable[[AttemptReport], None]) -> None:
+        """Of the daemon that lives now."""
+        self.report = report
+
     def _claim(self, by: Any) -> Claim:
         return Claim(by, "boot", 1, 1)
 

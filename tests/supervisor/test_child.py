@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuschedd.supervisor.child import execute
 from gpuschedd.supervisor.errors import ExecFailed
+from gpuschedd.supervisor.program import execute
 from tests.support.jobs import Host
 
 ODD_WORDS = (b"", b"--", b"-x", b"a b", b"line\nline", b"\xff\xfe\x80", b"'\"$HOME", b"caf\xc3\xa9")
@@ -163,23 +163,27 @@ def test_files_without_a_usable_first_line(host: Host) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "cause", "words"),
     [
-        ({"output": b"fifo"}, "a FIFO that nobody reads"),
-        ({"output": b"no/such/x"}, "directory no/such does not exist"),
-        ({"output": b"/"}, "Is a directory"),
-        ({"output": b"/dev/full"}, "No space left"),
-        ({"error": b"fifo"}, "error fifo: a FIFO that nobody reads"),
-        ({"cwd": b"/no/such"}, "directory /no/such: No such file"),
-        ({"cwd": b"/dev/null"}, "Not a directory"),
-        ({"output": b"a\0b"}, "null character"),
+        ({"output": b"fifo"}, "setup", "a FIFO that nobody reads"),
+        ({"output": b"no/such/x"}, "environment", "directory no/such does not exist (ENOENT)"),
+        ({"output": b"/"}, "setup", "Is a directory"),
+        ({"output": b"/dev/full"}, "setup", "No space left"),
+        ({"error": b"fifo"}, "setup", "error fifo: a FIFO that nobody reads"),
+        ({"cwd": b"/no/such"}, "environment", "directory /no/such: No such file"),
+        ({"cwd": b"/dev/null"}, "environment", "Not a directory (ENOTDIR)"),
+        ({"output": b"a\0b"}, "setup", "null character"),
     ],
 )
-def test_a_failed_set_up_says_why(host: Host, changes: dict[str, bytes], words: str) -> None:
+def test_a_failed_set_up_says_why(
+    host: Host, changes: dict[str, bytes], cause: str, words: str
+) -> None:
+    """What may be there in a moment is told from what is wrong whenever it is tried."""
     os.mkfifo(host.work / "fifo")
     job = host.sh("echo ran > ran", **changes)
     end = host.wait_exit(job)
-    assert (end.code, end.signal, end.cause) == (None, None, "setup")
+    assert (end.code, end.signal, end.cause) == (None, None, cause)
+    assert (end.place is not None) is (cause == "environment")
     assert words in str(end.reason)
     assert job.started() is None
     assert not (host.work / "ran").exists()

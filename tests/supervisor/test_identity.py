@@ -125,12 +125,12 @@ def test_a_script_is_readable_by_its_user_alone(host: SystemHost) -> None:
         ({"user": "erin", "uid": ERIN}, "PAM account refused: User account has expired"),
         ({"user": "alice", "uid": ERIN}, f"account alice had uid {ERIN} at submit"),
         ({"user": "erin", "uid": ALICE}, "now erin is uid"),
+        ({"user": "", "uid": ALICE}, "no longer exists"),
         ({"user": "gone", "uid": ALICE}, f"account gone with uid {ALICE} no longer exists"),
         ({"user": "alice", "uid": 30000}, "account alice with uid 30000 no longer exists"),
         ({"user": "root", "uid": 0}, "uid 0 is a system account"),
         ({"user": "daemon", "uid": DAEMON_USER}, "is a system account (below UID_MIN"),
         ({"user": "nobody", "uid": 65534}, "uid 65534 is not a user's"),
-        ({"user": "", "uid": ALICE}, "no longer exists"),
     ],
 )
 def test_whoever_may_not_run_is_refused_with_the_reason(
@@ -208,7 +208,7 @@ def test_a_log_reaches_no_further_than_the_user_s_rights(host: SystemHost) -> No
     secret.chmod(0o644)
     (host.work / "log").symlink_to(secret)
     end = host.wait_exit(host.sh("echo x", output=b"log"))
-    assert end.cause == "setup"
+    assert end.cause == "environment"
     assert "Permission denied" in str(end.reason)
     assert secret.read_text() == "untouched"
     assert secret.stat().st_uid == 0
@@ -303,3 +303,10 @@ def test_a_system_spec_under_another_uid_is_refused(host: SystemHost) -> None:
         os._exit(main([str(job.path)]))
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == EXIT_SPEC_REFUSED
     assert job.claim() is None
+
+
+def test_an_account_that_nobody_knows_may_be_known_again(host: SystemHost) -> None:
+    """A directory server that is away says the same as one that has forgotten somebody."""
+    end = host.wait_exit(host.sh("true", user="gone", uid=30000))
+    assert (end.cause, end.place) == ("environment", "account gone")
+    assert str(end.reason) == "account gone: unknown; it had uid 30000 at submit"

@@ -77,6 +77,14 @@ def is_host_short(error: Exception) -> bool:
     return isinstance(error, MemoryError) or "start new thread" in str(error)
 
 
+class PlaceAway(LaunchFailed):
+    """Something that the job needs is not there for now; `place` says what."""
+
+    def __init__(self, place: str, fault: str) -> None:
+        super().__init__(fault)
+        self.place = place
+
+
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """What the attempt's unit is held to. Direct launch cannot, and passes it over.
