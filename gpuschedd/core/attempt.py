@@ -60,7 +60,8 @@ class StartedRecord:
 class EndedRecord:
     """The end of the main process. `code` and `signal` are both None where nothing ran.
 
-    `place`: what was not there, where the cause is "environment".
+    `place`: what was not there, where the cause is "environment". `left`: of its processes, how
+    many still ran.
     """
 
     code: int | None
@@ -74,6 +75,7 @@ class EndedRecord:
     boottime_s: float
     boot_id: str
     place: str | None = field(default=None, kw_only=True)
+    left: int = field(default=0, kw_only=True)
 
     @property
     def is_of_environment(self) -> bool:
@@ -92,7 +94,7 @@ class ExitRecord(EndedRecord):
     cpu_user_s: float
     cpu_system_s: float
     max_rss_bytes: int
-    oom: Literal["cuda", "host", "unknown"] | None
+    oom: Literal["cuda", "shown", "host", "unknown"] | None
 
 
 class Observation(NamedTuple):

@@ -104,7 +104,7 @@ def _finish(batch: Batch, job: Job, end: EndedRecord | ExitRecord, evidence: Evi
         _environment_lost(batch, job, end.place or "", end.reason or "its environment is away")
         return
     state, cause = final_state(end)
-    detail = end.reason
+    detail = end.reason or _what_was_seen(end)
     batch.gpu_uses.extend(evidence.uses)
     if cause is Cause.CUDA_OOM and _retry(batch, job, end, evidence):
         return
@@ -127,6 +127,19 @@ def _finish(batch: Batch, job: Job, end: EndedRecord | ExitRecord, evidence: Evi
         ),
     )
     batch.emit(EventKind.JOB_ENDED, finished, state=str(state), code=end.code, signal=end.signal)
+
+
+def _what_was_seen(end: EndedRecord | ExitRecord) -> str | None:
+    """What its owner may not know of an end that the job reached by itself."""
+    if end.cause not in ("exit", "signal"):
+        return None
+    if isinstance(end, ExitRecord) and end.oom in ("cuda", "shown"):
+        return "its output shows a CUDA OOM" + (", and another error later" * (end.oom == "shown"))
+    if end.left:
+        what = "1 process" if end.left == 1 else f"{end.left} processes"
+        were = "was" if end.left == 1 else "were"
+        return f"{what} still ran when the main process ended, and {were} ended; use wait"
+    return None
 
 
 def _environment_lost(batch: Batch, job: Job, place: str, fault: str) -> None:

@@ -12,7 +12,13 @@ from gpuschedd.supervisor.child import Child
 from gpuschedd.supervisor.errors import EXIT_OK, EXIT_STORAGE, complain
 from gpuschedd.supervisor.helpers import ask_child, host_is_stopping
 from gpuschedd.supervisor.oom import host_oom_kills, scan_as_user
-from gpuschedd.supervisor.processes import KillRounds, dead_child, has_children, signal_all
+from gpuschedd.supervisor.processes import (
+    KillRounds,
+    dead_child,
+    has_children,
+    live_count,
+    signal_all,
+)
 from gpuschedd.supervisor.procfs import boot_id, process_stat
 from gpuschedd.supervisor.records import (
     CAUSE_CANCELLED,
@@ -377,7 +383,15 @@ class Supervisor:
             "boottime_s": now_s,
             "boot_id": self._boot_id,
             "place": self._place if cause == CAUSE_ENVIRONMENT else None,
+            "left": self._left() if self._cause is None else 0,
         }
+
+    def _left(self) -> int:
+        """Processes that outlived the main one."""
+        try:
+            return live_count()
+        except OSError:
+            return 0  # none can be looked at
 
     def _flush(self) -> bool:
         """Whether all records are out; else another try is set."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from gpuschedd.supervisor.procfs import descendants, is_running, process_stat
+from gpuschedd.supervisor.procfs import catches, descendants, is_running, process_stat
 from gpuschedd.supervisor.syscalls import signal
 
 TYPE_CHECKING = False
@@ -12,6 +12,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 KILL_ROUND_MIN_S, KILL_ROUND_MAX_S = 0.002, 1.0
+#: All that end a process which does not catch them, but for those meant to end it (INT, QUIT, KILL,
+#: TERM) and what the kernel sends for a fault (ILL, TRAP, ABRT, BUS, FPE, SEGV, SYS).
+TELLING_SIGNALS = frozenset(
+    {
+        *(signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE, signal.SIGALRM),
+        *(signal.SIGVTALRM, signal.SIGPROF, signal.SIGIO, signal.SIGPWR, signal.SIGSTKFLT),
+        *(signal.SIGXCPU, signal.SIGXFSZ, *range(signal.SIGRTMIN, signal.SIGRTMAX + 1)),
+    }
+)
 
 
 def send_signal(pid: int, signum: int, start_ticks: int) -> bool:
@@ -31,13 +40,23 @@ def send_signal(pid: int, signum: int, start_ticks: int) -> bool:
         os.close(pidfd)
 
 
+def live_count() -> int:
+    """How many processes live below this one."""
+    found = (process_stat(pid) for pid in descendants(os.getpid()))
+    return sum(seen is not None and seen.alive for seen in found)
+
+
 def signal_all(signum: int) -> None:
-    """Signal every live process below this one; a stopped one is let go on, to take its TERM."""
+    """Signal every live process below this one; a stopped one is let go on, to take its TERM.
+
+    A signal by which programs are told something goes to those that listen, if any does: a shell
+    that waits for such a program would die of it.
+    """
     own = os.getpid()
-    for pid in descendants(own):
-        found = process_stat(pid)
-        if found is None or not found.alive:
-            continue
+    live = [(pid, seen) for pid in descendants(own) if (seen := process_stat(pid)) and seen.alive]
+    if signum in TELLING_SIGNALS:
+        live = [(pid, seen) for pid, seen in live if catches(pid, signum)] or live
+    for pid, found in live:
         # A pid is ours to trust while we are the parent; below that a pidfd must prove it.
         if found.parent == own:
             _kill_quietly(os.kill, pid, signum)

@@ -45,6 +45,18 @@ def process_stat(pid: int, proc: str | os.PathLike[str] = PROC) -> ProcessStat |
         return None
 
 
+def catches(pid: int, signum: int, proc: str | os.PathLike[str] = PROC) -> bool:
+    """Whether a process has a handler for a signal, by /proc/PID/status."""
+    try:
+        with open(f"{proc}/{pid}/status", "rb") as file:
+            for line in file:
+                if line.startswith(b"SigCgt:"):
+                    return bool(int(line.split()[1], 16) >> (signum - 1) & 1)
+    except OSError:
+        return False
+    return False
+
+
 def start_ticks_of(pid: int) -> int | None:
     """The start of a live process, by which a later one with its pid is told from it; else None."""
     try:

@@ -29,6 +29,7 @@ CAUSE_SHUTDOWN, CAUSE_STOPPED = "shutdown", "stopped"
 CAUSE_ENVIRONMENT = "environment"  # nothing ran: something that the job needs is not there for now
 
 OOM_CUDA, OOM_HOST, OOM_UNKNOWN = "cuda", "host", "unknown"
+OOM_SHOWN = "shown"  # the program went on after it
 
 _serial = itertools.count()  # threads of one process draft at the same time
 

@@ -186,6 +186,34 @@ def test_output_that_cannot_be_opened_fails_with_the_reason(tmp_path: Path) -> N
             assert word in (ended.cause_detail or "")
 
 
+def test_an_end_tells_what_its_owner_may_not_know(daemon: DaemonProcess) -> None:
+    """Processes that were left behind; memory that ran out, and whether that was the end."""
+    lines = {
+        "nohup sleep 600 > /dev/null & exit 0": (
+            ("COMPLETED", "exit"),
+            "1 process still ran when the main process ended, and was ended; use wait",
+        ),
+        "sleep 600 & sleep 600 & exit 3": (
+            ("FAILED", "exit"),
+            "2 processes still ran when the main process ended, and were ended; use wait",
+        ),
+        "echo CUDA out of memory, halved; echo ValueError: x; exit 1": (
+            ("FAILED", "exit"),
+            "its output shows a CUDA OOM, and another error later",
+        ),
+        "echo CUDA out of memory; exit 1": (
+            ("OUT_OF_MEMORY", "cuda_oom"),
+            "its output shows a CUDA OOM",
+        ),
+        "exit 0": (("COMPLETED", "exit"), None),
+    }
+    with daemon.client() as client:
+        jobs = [client.submit(shell=line, gpus=0, cwd=daemon.work_dir) for line in lines]
+        ended = client.wait([job.id for job in jobs], timeout_s=30)
+    told = [((str(job.state), job.cause), job.cause_detail) for job in ended]
+    assert told == list(lines.values())
+
+
 def test_commands_that_are_not_there_or_not_executable_have_shells_codes(
     daemon: DaemonProcess,
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 import time
@@ -127,10 +128,50 @@ def test_numbered_signals_arrive_once_each(host: Host) -> None:
     host.wait_output(job, b"usr1")
     host.order(job, Orders(signals=((1, signal.SIGUSR1), (2, signal.SIGUSR2))))
     host.wait_exit(job)
-    # The sleep below the shell dies of each, which is all the shell says besides.
     lines = host.output(job).split()
     assert lines.count(b"usr1") == 1
     assert lines.count(b"usr2") == 1
+
+
+LISTENER = """
+import signal, sys
+signal.signal(int(sys.argv[1]), lambda *_: print("told", flush=True) or sys.exit(0))
+print("up", flush=True)
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize(
+    "signum", [signal.SIGUSR1, signal.SIGHUP, signal.SIGALRM, signal.SIGRTMIN + 1]
+)
+def test_a_signal_that_tells_something_goes_to_those_that_listen(host: Host, signum: int) -> None:
+    """A shell that waits for the listener has no handler, and would die of it."""
+    command = shlex.join([sys.executable, "-I", "-c", LISTENER, str(int(signum))])
+    job = host.sh(f"{command}; echo shell went on; exit 3")
+    host.wait_output(job, b"up")
+    host.order(job, Orders(signals=((1, signum),)))
+    end = host.wait_exit(job)
+    assert (end.code, end.signal) == (3, None)
+    assert host.output(job).splitlines() == [b"up", b"told", b"shell went on"]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGUSR1, signal.SIGINT, signal.SIGTERM])
+def test_a_signal_nobody_listens_for_reaches_all(host: Host, signum: signal.Signals) -> None:
+    job = host.sh("echo up; sleep 600 & wait")
+    host.wait_output(job, b"up")
+    host.order(job, Orders(signals=((1, signum),)))
+    assert host.wait_exit(job).signal == signum
+
+
+def test_processes_that_outlive_the_main_one_are_counted(host: Host) -> None:
+    """They are ended, and the end says how many they were."""
+    job = host.sh("nohup sleep 600 > /dev/null & sleep 600 & exit 0")
+    assert host.wait_exit(job).left == 2
+    assert host.wait_exit(host.sh("sleep 0.01 & wait; exit 0")).left == 0
+    cut = host.sh("echo up; sleep 600 & wait")
+    host.wait_output(cut, b"up")
+    host.cancel(cut)
+    assert host.wait_exit(cut).left == 0
 
 
 def test_no_exec_holds_until_its_limit(host: Host) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpuschedd.gpu.nvidia.oom import OOM_PATTERNS
-from gpuschedd.supervisor.oom import shows_gpu_oom
+from gpuschedd.supervisor.oom import OOM_SCAN_BYTES, gpu_oom, shows_gpu_oom
 from tests.support.jobs import Host
 
 
@@ -55,6 +55,46 @@ def test_a_gpu_out_of_memory_is_recognised(line: bytes) -> None:
 )
 def test_other_failures_are_no_gpu_out_of_memory(line: bytes) -> None:
     assert not shows_gpu_oom(line, OOM_PATTERNS)
+
+
+OOM = b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n"
+
+
+@pytest.mark.parametrize(
+    ("output", "told"),
+    [
+        (b"CUDA out of memory, using 32\nTraceback ..\nValueError: no such column\n", "shown"),
+        (OOM + b"step 5\nKeyError: 'loss'\n", "shown"),
+        (OOM + b"[rank1]: FileNotFoundError: /data/x\n", "shown"),
+        (OOM, "cuda"),
+        (b"ValueError: caught\n" + OOM, "cuda"),
+        (OOM + b"Error in sys.excepthook\n  File x\nlast step 7\n", "cuda"),
+        (OOM + b"[rank1]: torch.distributed.DistBackendError: NCCL error\n" * 200, "cuda"),
+        (OOM + b"torch.distributed.elastic.multiprocessing.errors.ChildFailedError:\n", "cuda"),
+        (OOM + b"subprocess.CalledProcessError: Command 'x' returned non-zero exit\n", "cuda"),
+        (OOM + b"During handling of the above exception, another ..\nValueError: x\n", "cuda"),
+        (b"ValueError: no memory of it\n", None),
+    ],
+)
+def test_a_later_and_different_error_wins(output: bytes, told: str | None) -> None:
+    """Not what an OOM does to the other processes of the job, nor what is chained to it."""
+    assert gpu_oom(output, OOM_PATTERNS) == told
+
+
+def test_begin_and_end_of_a_long_output_are_read(host: Host) -> None:
+    """Traces behind the line, of whatever length, hide it no more; nor does an earlier attempt."""
+    traces = f"head -c {3 * OOM_SCAN_BYTES} /dev/zero | tr '\\0' x"
+    say = "echo CUDA out of memory"
+    for number, line in enumerate((f"{say}; {traces}; exit 1", f"{traces}; {say}; exit 1")):
+        seen = host.wait_exit(host.sh(line, output=b"long%d" % number))
+        assert seen.oom == "cuda"
+    assert host.wait_exit(host.sh(f"{traces}; exit 1", output=b"long0", attempt=2)).oom is None
+
+
+def test_the_error_of_another_stream_counts_as_the_later_one(host: Host) -> None:
+    """What ends a program goes to stderr; a note on stdout was of something it got over."""
+    line = "echo CUDA out of memory; echo ValueError: x >&2; exit 1"
+    assert host.wait_exit(host.sh(line, output=b"o", error=b"e")).oom == "shown"
 
 
 def test_only_a_failed_job_s_own_output_tells_of_memory(host: Host) -> None:
