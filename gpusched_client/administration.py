@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gpusched_client.wire.admin_messages import StatusResult
+    from gpusched_client.wire.admin_messages import ReloadResult, StatusResult
     from gpusched_client.wire.gpu_messages import GpusResult, GpuView
     from gpusched_client.wire.session import Session
 
@@ -29,11 +29,11 @@ class Administration:
 
         return self._session.call(StatsRequest()).counters
 
-    def reload(self) -> tuple[str, ...]:
-        """Have the daemon read its configuration again; the keys that changed. Admin only."""
+    def reload(self) -> ReloadResult:
+        """Have the daemon read its configuration again. Admin only."""
         from gpusched_client.wire.admin_messages import ReloadRequest
 
-        return self._session.call(ReloadRequest()).changed
+        return self._session.call(ReloadRequest())
 
     def drain(self, gpu: str | int, reason: str) -> GpuView:
         """Take a GPU (index or UUID) out of service once its jobs are gone. Admin only."""

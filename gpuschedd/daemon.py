@@ -333,8 +333,11 @@ class Daemon:
             except OSError as error:
                 log.warning("places_not_kept error=%s", error)
 
-    async def reload(self) -> tuple[str, ...]:
-        """Read the configuration again; a bad one changes nothing and raises Invalid."""
+    async def reload(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Read the configuration again: the keys that changed, and what that broke.
+
+        A bad one changes nothing and raises Invalid.
+        """
         from gpusched_client.errors import Invalid
 
         try:
@@ -343,7 +346,7 @@ class Daemon:
             raise Invalid(f"the configuration was not changed: {error}") from error
         changed = changed_keys(self.settings, fresh)
         self.settings = fresh
-        self.controller.reconfigure(fresh)
+        broken = await self.controller.broken_by_config(fresh)
         self.auth.forget()
         self.connections.per_uid = fresh.limits.connections
         self.connections.in_all = fresh.limits.connections_all
@@ -351,9 +354,8 @@ class Daemon:
         self.monitor.reconfigure()
         log.info("reloaded changed=%s", ",".join(changed))
         await self._look_for_names()
-        return tuple(
-            f"{key} (from the next start)" if key in READ_AT_START else key for key in changed
-        )
+        shown = [f"{key} (from the next start)" if key in READ_AT_START else key for key in changed]
+        return tuple(shown), broken
 
     def _reload_soon(self) -> None:
         self._reloading = asyncio.ensure_future(self._reload_quietly())

@@ -189,8 +189,9 @@ def _ids(client: Client, words: Sequence[str]) -> Sequence[int]:
 def reload() -> int:
     """Read the configuration again; a bad one changes nothing."""
     with _client() as client:
-        changed = client.reload()
-    print_out("".join([f"changed {key}\n" for key in changed]) or "nothing has changed\n")
+        result = client.reload()
+    lines = [f"changed {key}\n" for key in result.changed] or ["nothing has changed\n"]
+    print_out("".join([*lines, *(f"{text}\n" for text in result.broken)]))
     return 0
 
 

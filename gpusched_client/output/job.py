@@ -141,9 +141,17 @@ def _waiting_facts(job: JobView, view: View) -> list[tuple[str, str]]:
     return [
         ("Waits for", reason_text(job)),
         ("Start", "" if start == NONE else start),
+        ("Promise", _lost_promise_text(job, view)),
         ("Position", "" if job.queue_position is None else str(job.queue_position)),
         ("Priority", _priority_text(job)),
     ]
+
+
+def _lost_promise_text(job: JobView, view: View) -> str:
+    if job.lost_promise_s is None:
+        return ""
+    cause = (job.lost_promise_cause or "").replace("_", " ")
+    return printable(f"of {time_text(job.lost_promise_s, view.now_s)} was lost: {cause}")
 
 
 def _priority_text(job: JobView) -> str:

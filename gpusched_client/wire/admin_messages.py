@@ -110,9 +110,10 @@ class StatsRequest(Request[StatsResult]):
 
 @message
 class ReloadResult(Response):
-    """The keys whose values changed."""
+    """The keys whose values changed, and what that broke: a promised start."""
 
     changed: tuple[str, ...] = wire(TEXTS, default=())
+    broken: tuple[str, ...] = wire(TEXTS, default=())
 
 
 @method("reload", Right.ADMIN, (Denied,))

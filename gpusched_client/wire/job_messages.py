@@ -110,7 +110,8 @@ class JobView(JobOptions, JobIdentity):
     `command` is one printable line, cut to a few hundred characters. `output`, `error`, an `argv`
     of more than 64 words or 1 KiB, `priority_parts`, `explanations` ("would start now with 1 GPU"),
     `events` and what was used of the GPUs (`vram_verdict`: within, under-declared, over-declared or
-    unattributed) come with the method `job` only, for the owner and admins. Names, commands and
+    unattributed) come with the method `job` only, for the owner and admins; so does the start that
+    a waiting job was promised and that is promised no more, with its cause. Names, commands and
     directories of others are None where the host is `private`. `time_limit_s` is UNLIMITED_S
     without a limit.
     """
@@ -124,6 +125,8 @@ class JobView(JobOptions, JobIdentity):
     ended_at_s: float | None = wire(TIME, default=None)
     expected_start_s: float | None = wire(TIME, default=None)
     promised_start_s: float | None = wire(TIME, default=None)
+    lost_promise_s: float | None = wire(TIME, default=None)
+    lost_promise_cause: str | None = wire(ANY_TEXT, default=None)
     gpu_indices: tuple[int, ...] | None = wire(list_of(integer(), GPUS_MAX), default=None)
     gpu_uuids: tuple[str, ...] | None = wire(list_of(SHORT_TEXT, GPUS_MAX), default=None)
     exit_code: int | None = wire(integer(), default=None)

@@ -106,7 +106,7 @@ class Services:
     orders: OrderDelivery
     health: HealthReport
     backups: Backups
-    reload: Callable[[], Awaitable[tuple[str, ...]]]
+    reload: Callable[[], Awaitable[tuple[tuple[str, ...], tuple[str, ...]]]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,24 +6,25 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from gpusched_client.terms import GpuUuid, JobId, JobState, printable
+from gpusched_client.terms import EventKind, GpuUuid, JobId, JobState, printable
 from gpusched_client.units import bytes_text
 from gpusched_client.wire import job_messages as messages
 from gpusched_client.wire.gpu_messages import GpuView
 from gpusched_client.wire.job_messages import GpuUseView, JobEvent, JobView
 from gpusched_client.wire.limits import limit_to_wire
 from gpuschedd.core.job import Job
-from gpuschedd.core.model import ExpectedStart, Gpu, Reason
+from gpuschedd.core.model import ExpectedStart, Gpu, PromiseOutcome, Reason
 from gpuschedd.gpu.metering import next_vram_bytes, verdict
 from gpuschedd.gpu.source import UsedGpu
 from gpuschedd.jobs import gates
 from gpuschedd.jobs.state import State
 from gpuschedd.jobs.waiting import waiting_reason
 from gpuschedd.run.spec import DEFAULT_OUTPUT
-from gpuschedd.store.records import Brief, Event, GpuUse, Payload, peak_of
+from gpuschedd.store.records import Brief, Event, GpuUse, Payload, PromiseRow, peak_of
 from gpuschedd.system.clock import SchedulerClock
 
 COMMAND_LINE_CHARS_MAX = 300
+_PROMISES_LOST = (PromiseOutcome.LOST, PromiseOutcome.WITHDRAWN)
 
 
 def job_view(
@@ -125,6 +126,20 @@ def with_request(view: JobView, payload: Payload | None) -> JobView:
         argv=payload.argv,
         script_bytes=None if payload.script is None else len(payload.script),
     )
+
+
+def with_promise(view: JobView, promise: PromiseRow, events: Sequence[Event]) -> JobView:
+    """The start that it was promised; one that is promised no more, with what ended that."""
+    if promise.outcome not in _PROMISES_LOST:
+        at_s = view.promised_start_s
+        return replace(view, promised_start_s=promise.start_by_s if at_s is None else at_s)
+    if view.state is not JobState.PENDING or view.promised_start_s is not None:
+        return view
+    ends = [event.data for event in events if event.kind == EventKind.PROMISE_ENDED]
+    cause = promise.detail or "its owner changed it"
+    if ends and ends[-1].get("why"):
+        cause = str(ends[-1]["why"])
+    return replace(view, lost_promise_s=promise.start_by_s, lost_promise_cause=cause)
 
 
 def with_use(view: JobView, state: State, job: Job, uses: Sequence[GpuUse]) -> JobView:

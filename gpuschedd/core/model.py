@@ -66,6 +66,7 @@ class PromiseException(StrEnum):
     LATE_LAUNCH = "late_launch"  # a job started later than its launch allowance
     LATE_END = "late_end"  # a job outlived its planned end
     ADMIN_CHANGE = "admin_change"  # hold, nice or configuration changed by an admin
+    CONFIG = "config"  # a reload put its job above its user's limit, or barred its user
 
 
 class PromiseOutcome(StrEnum):

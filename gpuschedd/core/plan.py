@@ -24,6 +24,7 @@ limit) is blamed by name (`promises`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from heapq import nsmallest
 
 from gpusched_client.terms import GpuUuid, JobId
@@ -176,6 +177,9 @@ class _Pass:
             self._end_promise(PromiseOutcome.LOST, PromiseException.ADMIN_CHANGE)
         elif self._holder_waits_or_starts(entry):
             return merge
+        # What was promised is no longer taken, of nobody's limit.
+        self.rooms = rooms_of(replace(self.snapshot, promise=None))
+        self.horizon = HorizonView(self._horizon(), self.policy)
         return Merge(self.snapshot, self.policy, self.horizon)
 
     def _holder_waits_or_starts(self, entry: Entry) -> bool:
@@ -332,9 +336,18 @@ class _Pass:
         room = self.rooms.get(entry.job.uid)
         if room is None or (entry.job.request.gpus <= room[0] and room[1] >= 1):
             return False
-        limit = self.snapshot.standings[entry.job.uid].limit
-        self._note(entry, reasons.user_limit(entry.job.request.gpus, room, limit))
+        self._note(entry, self._why_over_limit(entry.job, room))
         return True
+
+    def _why_over_limit(self, job: Waiting, room: tuple[float, float]) -> Reason:
+        """Unless it could not start either if the limit were higher, since GPUs are away."""
+        need = self.host.need(job.request, job.uid)
+        if len(self.host.slots) < len(self.snapshot.gpus):
+            eligible = len(self.host.eligible(need))
+            if eligible < need.gpus:
+                return reasons.unavailable(need, eligible, self.snapshot.gpus, ())
+        limit = self.snapshot.standings[job.uid].limit
+        return reasons.user_limit(need.gpus, room, limit)
 
     def _waits(self, entry: Entry, need: Need, level: int) -> None:
         """The job does not start in this pass: it becomes the head, or it is told why it waits."""

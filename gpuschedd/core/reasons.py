@@ -157,7 +157,7 @@ def foreign(need: Need, slots: Sequence[Slot]) -> Reason:
 
 def unavailable(need: Need, in_service: int, gpus: Sequence[Gpu], stuck: Sequence[JobId]) -> Reason:
     """GPUs are out of service (or held by stuck jobs), and it cannot start without one of them."""
-    out = _out_of_service(gpus)
+    out = out_of_service(gpus)
     if stuck:
         out.append(f"stuck {named(stuck)}")
     text = f"needs {asks(need)}; {in_service} can ever take it now: {', '.join(out) or 'no more'}"
@@ -166,7 +166,7 @@ def unavailable(need: Need, in_service: int, gpus: Sequence[Gpu], stuck: Sequenc
     return Reason(PendingReason.GPU_UNAVAILABLE, text, numbers, tuple(stuck), uuids)
 
 
-def _out_of_service(gpus: Iterable[Gpu]) -> list[str]:
+def out_of_service(gpus: Iterable[Gpu]) -> list[str]:
     """ "GPUs 0 and 1 unread (the driver hangs)": those with the same to say together."""
     alike: dict[tuple[GpuState, str], list[int]] = {}
     for gpu in gpus:

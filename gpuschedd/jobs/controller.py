@@ -422,14 +422,27 @@ class Controller:
         self.post(lambda batch: holds.follow_config(batch, allows))
 
     def reconfigure(self, config: Config) -> None:
-        """A new configuration: policy, queues, accounts and holds follow."""
+        """A new configuration: policy, queues, accounts, holds and the promise follow."""
         self.state.config = config
         self.state.policy = policy_of(config)
         # As a command: a batch that is being written has moved queues and accounts already, while
         # its jobs are not in memory yet.
         self.post(self._follow_policy)
         self.hold_by_config()
+        self.post(lambda batch: passes.void_above_limit(batch, self.snapshots.take()))
         self.request_pass()
+
+    async def broken_by_config(self, config: Config) -> tuple[str, ...]:
+        """`reconfigure`, and what it broke, once that is durable, in words."""
+        promise = self.state.promise
+        self.reconfigure(config)
+        if promise is None:
+            return ()
+        # Behind the commands above, so that they are judged and committed when it is answered.
+        await self.call(lambda _batch: None)
+        if self.state.promise is not None:
+            return ()
+        return (f"the promised start of job {promise.job_id} is lost (config)",)
 
     # --- GPUs ---------------------------------------------------------------------------------
 

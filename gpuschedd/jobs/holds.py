@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from gpusched_client.terms import EventKind, HoldKind, JobId, JobState
 from gpuschedd.core.job import Job
+from gpuschedd.core.model import PromiseException
 from gpuschedd.jobs.batch import Batch
 
 
@@ -26,6 +27,7 @@ def follow_config(batch: Batch, allows: Callable[[str], bool]) -> None:
         if job.hold is None and not allows(job.user):
             detail = f"the configuration (jobs.users) no longer names {job.user}"
             batch.put(replace(job, hold=HoldKind.CONFIG, hold_detail=detail))
+            batch.voided[job.job_id] = PromiseException.CONFIG
             batch.emit(EventKind.JOB_HELD, job, reason=detail)
         elif job.hold == HoldKind.CONFIG and allows(job.user):
             release(batch, job)

@@ -10,15 +10,19 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from gpusched_client.terms import EventKind, JobState
+from gpuschedd.core.horizon import rooms_of
 from gpuschedd.core.job import Job, Placed
 from gpuschedd.core.model import (
+    GpuState,
     Plan,
     Promise,
     PromiseEnd,
+    PromiseException,
     PromiseOutcome,
     Snapshot,
     Start,
 )
+from gpuschedd.core.reasons import out_of_service
 from gpuschedd.core.timeline import is_stuck
 from gpuschedd.jobs import gates
 from gpuschedd.jobs.batch import Batch
@@ -27,6 +31,12 @@ from gpuschedd.store.records import PromiseRow
 from gpuschedd.system.clock import SchedulerClock
 
 WARNED_PART = 0.9  # of a time limit: then watchers and the log hear of it
+_STATE_OF = {
+    PromiseException.GPU_DRAINED: GpuState.DRAINED,
+    PromiseException.GPU_LOST: GpuState.LOST,
+    PromiseException.GPU_SICK: GpuState.SICK,
+    PromiseException.GPU_UNREAD: GpuState.UNREAD,
+}
 PROMISE_NEWS_S = 1.0  # a promise that moves forward by less is no event
 CLOSED_RETRY_S = 5.0  # between two looks whether the host lets users in again
 
@@ -99,6 +109,7 @@ def _ended_row(batch: Batch, clock: SchedulerClock, ended: PromiseEnd) -> Promis
         job,
         outcome=str(ended.outcome),
         exception=ended.exception and str(ended.exception),
+        why=_what_was_in_the_way(batch, ended.exception),
     )
     kept = batch.state.promise_row
     return PromiseRow(
@@ -114,6 +125,15 @@ def _ended_row(batch: Batch, clock: SchedulerClock, ended: PromiseEnd) -> Promis
     )
 
 
+def _what_was_in_the_way(batch: Batch, exception: PromiseException | None) -> str | None:
+    """The GPUs that the exception speaks of, or the change."""
+    if exception is PromiseException.CONFIG:
+        return "the configuration that was read again leaves it no room"
+    state = _STATE_OF.get(exception) if exception is not None else None
+    found = [gpu for gpu in batch.state.gpus if gpu.state is state]
+    return ", ".join(out_of_service(found)) or None
+
+
 def voided_rows(batch: Batch, clock: SchedulerClock) -> list[PromiseRow]:
     """The promise's end, where its holder was changed by more than name or a shorter limit."""
     promise = batch.state.promise
@@ -122,6 +142,17 @@ def voided_rows(batch: Batch, clock: SchedulerClock) -> list[PromiseRow]:
     exception = batch.voided[promise.job_id]
     outcome = PromiseOutcome.WITHDRAWN if exception is None else PromiseOutcome.LOST
     return [_ended_row(batch, clock, PromiseEnd(promise, outcome, exception, batch.now_s))]
+
+
+def void_above_limit(batch: Batch, snapshot: Snapshot) -> None:
+    """End the promise of a job that its user's limit, without it, leaves no room for any more."""
+    promise = batch.state.promise
+    job = None if promise is None else batch.job(promise.job_id)
+    if job is None or job.job_id in batch.voided:
+        return
+    room = rooms_of(replace(snapshot, promise=None)).get(job.uid)
+    if room is not None and (job.request.gpus > room[0] or room[1] < 1):
+        batch.voided[job.job_id] = PromiseException.CONFIG
 
 
 def adopt_plan(state: State, made: Plan, rows: Iterable[PromiseRow]) -> None:

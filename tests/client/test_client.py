@@ -304,4 +304,4 @@ def test_every_other_method_returns_its_part_of_the_answer(serve: Serve) -> None
         assert c.usage()[0].user == "a"
         assert c.stats() == {"passes": 1}
         assert c.drain(0, "fan").uuid == c.resume("GPU-0").uuid == "GPU-0"
-        assert c.reload() == ("shares",)
+        assert c.reload().changed == ("shares",)

@@ -15,6 +15,7 @@ from gpuschedd.core.model import (
     Order,
     Policy,
     Promise,
+    PromiseException,
     PromiseOutcome,
     Topology,
     UserLimit,
@@ -365,6 +366,36 @@ def test_promised_gpus_count_against_the_users_limit() -> None:
     made = plan(seen, EXACT)
     assert made.start_ids == ()
     assert made.reasons[JobId(2)].code is PendingReason.USER_LIMIT
+
+
+def test_a_lost_promise_counts_against_no_limit() -> None:
+    """What its holder was to take is free again for its user, in the very pass that loses it."""
+    drained = (*gpus(3), replace(gpus(4)[3], state=GpuState.DRAINED))
+    queue = [waiting(1, 4, uid=1, limit_s=60.0), waiting(2, 2, uid=1, since_s=1.0, limit_s=60.0)]
+    seen = snapshot_of(
+        drained,
+        [running(9, [0], limit_s=600.0)],
+        queue,
+        now_s=2.0,
+        limits={1: UserLimit(max_gpus=4)},
+        promise=Promise(JobId(1), 0.0, 600.0),
+    )
+    made = plan(seen, EXACT)
+    assert made.ended is not None
+    assert made.ended.exception is PromiseException.GPU_DRAINED
+    assert made.reasons[JobId(1)].code is PendingReason.GPU_UNAVAILABLE
+    assert made.start_ids == (2,)
+
+
+def test_a_gpu_that_is_away_goes_before_a_limit() -> None:
+    """Whoever waits for both could not start either if the limit were higher."""
+    drained = (*gpus(3), replace(gpus(4)[3], state=GpuState.DRAINED, state_text="fan"))
+    busy, limits = [running(9, [0], uid=1)], {1: UserLimit(max_gpus=4)}
+    made = plan(snapshot_of(drained, busy, [waiting(1, 4)], limits=limits), EXACT)
+    assert made.reasons[JobId(1)].code is PendingReason.GPU_UNAVAILABLE
+    assert made.reasons[JobId(1)].text.endswith("3 can ever take it now: GPU 3 drained (fan)")
+    made = plan(snapshot_of(gpus(4), busy, [waiting(1, 4)], limits=limits), EXACT)
+    assert made.reasons[JobId(1)].code is PendingReason.USER_LIMIT
 
 
 def test_cpu_jobs_wait_for_slots_alone() -> None:

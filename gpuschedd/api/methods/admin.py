@@ -41,9 +41,9 @@ async def stats(call: Call, _request: StatsRequest) -> Response:
 
 @handles(ReloadRequest)
 async def reload(call: Call, _request: ReloadRequest) -> Response:
-    changed = await call.services.reload()
+    changed, broken = await call.services.reload()
     call.services.auth.record_done(call.caller, "reload", ", ".join(changed))
-    return ReloadResult(changed=changed)
+    return ReloadResult(changed=changed, broken=broken)
 
 
 @handles(StatusRequest)

@@ -73,7 +73,7 @@ async def _set_drained(call: Call, name: str, reason: str | None, method: str) -
     def act(batch: Batch) -> None:
         row = batch.gpu_row(uuid)
         assert row is not None, "a GPU that is shown has a row"
-        row = replace(row, drained=reason)
+        row = replace(row, drained=f"{reason}, by {call.caller.user}" if reason else None)
         if reason is None:
             row = replace(row, sick=None, sick_until_reboot=False)
         batch.gpu_rows[uuid] = row
@@ -81,6 +81,7 @@ async def _set_drained(call: Call, name: str, reason: str | None, method: str) -
             EventKind.GPU_DRAINED if reason else EventKind.GPU_RESUMED,
             gpu=str(uuid),
             reason=reason,
+            by=call.caller.user,
         )
         batch.audits.append(
             AuditRow(batch.wall_s, call.caller.uid, call.caller.pid, method, "done", str(uuid))

@@ -66,8 +66,8 @@ async def job(call: Call, request: JobQuery) -> Response:
     view = views.with_use(view, state, job, call.services.gpu_readings.uses_now(job) or uses)
     if job.state is JobState.PENDING and job_id in state.queues:
         view = _explained(call, view, job)
-    if promise is not None and view.promised_start_s is None:
-        view = replace(view, promised_start_s=promise.start_by_s)
+    if promise is not None:
+        view = views.with_promise(view, promise, events)
     return replace(view, events=tuple(views.job_event(event) for event in events))
 
 
