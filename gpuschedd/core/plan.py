@@ -50,7 +50,7 @@ from gpuschedd.core.model import (
     Waiting,
 )
 from gpuschedd.core.priority import Entry, Merge
-from gpuschedd.core.reservation import Hold, Shadow, select_freely, shadow
+from gpuschedd.core.reservation import Hold, Shadow, is_sure, select_freely, shadow
 from gpuschedd.core.timeline import Host, Load, Need, Slot, end_if_decided_s
 from gpuschedd.core.unknown import why_unknown
 
@@ -210,7 +210,8 @@ class _Pass:
             promise,
             found.at_s,
             lambda: self._blame(job, promise),
-            planned=self.host.is_planned(found.at_s),
+            planned=found.at_s >= promise.start_by_s
+            or self._can_be_promised(job, need, found.at_s),
         )
         return True
 
@@ -489,6 +490,11 @@ class _Pass:
     def _blame(self, job: Waiting, promise: Promise) -> PromiseException:
         return promises.blame(self.snapshot, self.policy, job.request, job.uid, promise.start_by_s)
 
+    def _can_be_promised(self, job: Waiting, need: Need, at_s: float) -> bool:
+        """Planned, by jobs that have to end; not by strangers who may leave."""
+        barred = self.kept if job.request.time_limit_s is None else frozenset()
+        return self.host.is_planned(at_s) and is_sure(self.host, need, at_s, barred)
+
     def _holder_started(self, promise: Promise) -> None:
         if self.now_s <= promise.start_by_s:
             self._end_promise(PromiseOutcome.KEPT, None)
@@ -509,8 +515,8 @@ class _Pass:
         job, before = hold.head, self.snapshot.reservation
         if (
             self.promise is None
-            and self.host.is_planned(hold.at_s)
             and promises.becomes_promise(job, hold.at_s, self.now_s, self.policy)
+            and self._can_be_promised(job, hold.need, hold.at_s)
         ):
             self.promise = Promise(job.job_id, self.now_s, hold.at_s)
         same = before is not None and before.job_id == job.job_id

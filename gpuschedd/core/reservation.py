@@ -68,6 +68,15 @@ def shadow(host: Host, need: Need, barred: Container[int] = ()) -> Shadow | None
     return Shadow(at_s, [group for group in useful if len(group) >= need.gpus])
 
 
+def is_sure(host: Host, need: Need, at_s: float, barred: Container[int] = ()) -> bool:
+    """True if a shadow time does not rest on foreign use that is only thought to leave by then."""
+    if not host.foreign_held:
+        return True
+    with host.foreign_staying():
+        found = shadow(host, need, barred)
+    return found is not None and found.at_s <= at_s
+
+
 def select_freely(need: Need, fitting: Sequence[Slot]) -> list[Slot] | None:
     """GPUs for a request that need not look at any reservation; None if they are not enough."""
     if len(fitting) < need.gpus:

@@ -17,7 +17,8 @@ one look at a driver that is late does not move every expected start to "unknown
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -184,6 +185,23 @@ class Host:
         """
         floor_s = self.now_s + self.policy.fresh_allowance_s if self.awaits_sample else self.now_s
         return at_s > self.now_s and at_s != floor_s
+
+    @contextmanager
+    def foreign_staying(self) -> Iterator[None]:
+        """Foreign use that is thought to leave as it gets old does not."""
+        young = [
+            slot
+            for slot in self.slots
+            if slot.foreign_end_s != NEVER_S and slot.gpu.leaves_by_s is None and slot.foreign_held
+        ]
+        before = [slot.foreign_end_s for slot in young]
+        for slot in young:
+            slot.foreign_end_s = NEVER_S
+        try:
+            yield
+        finally:
+            for slot, end_s in zip(young, before, strict=True):
+                slot.foreign_end_s = end_s
 
     def _age_foreign(self) -> None:
         for slot in self.slots:

@@ -171,6 +171,29 @@ def test_old_foreign_memory_loses_the_promise() -> None:
     assert made.ended.exception is PromiseException.FOREIGN_MEMORY
 
 
+def test_a_start_that_rests_on_a_stranger_is_expected_and_not_promised() -> None:
+    """Young foreign use may stay; once it is gone the same start is promised."""
+    young = gpu(1, foreign_bytes=GIB, whole_idle=False, foreign_since_s=0.0)
+    queue, busy = [waiting(2, 2)], [running(1, [0], limit_s=60.0)]
+    made = plan(snapshot_of((gpu(0), young), busy, queue), EXACT)
+    assert made.reservation is not None
+    assert (made.reservation.start_s, made.promise) == (600.0, None)
+    made = plan(snapshot_of(gpus(2), busy, queue), EXACT)
+    assert made.promise == Promise(JobId(2), 0.0, 60.0)
+    # Two others are free by then: the stranger is in nobody's way.
+    made = plan(snapshot_of((gpu(0), young, gpu(2)), busy, queue), EXACT)
+    assert made.promise == Promise(JobId(2), 0.0, 60.0)
+
+
+def test_a_promise_is_moved_forward_by_no_stranger() -> None:
+    """One whose place would be free earlier if he left keeps its time."""
+    young = gpu(1, foreign_bytes=GIB, whole_idle=False, foreign_since_s=-500.0)
+    busy = [running(1, [0], limit_s=600.0), running(3, [2], limit_s=60.0)]
+    seen = snapshot_of((gpu(0), young, gpu(2)), busy, [waiting(2, 2)])
+    made = plan(replace(seen, promise=Promise(JobId(2), 0.0, 600.0)), EXACT)
+    assert made.promise == Promise(JobId(2), 0.0, 600.0)
+
+
 def test_young_foreign_memory_suspends_the_promise() -> None:
     """It stays first and keeps its time on record, with the cause of a delay."""
     cards = (gpu(0), gpu(1, foreign_bytes=GIB, whole_idle=False, foreign_since_s=50.0))
