@@ -39,7 +39,7 @@ def private_daemon(place: Path) -> Iterator[Client]:
     """A daemon of our own, ended at the end."""
     os.environ["GPUSCHED_SOCKET"] = str(place / "gpuschedd.sock")
     command = [str(BIN / "gpuschedd"), "--simulate", "4x24G", "--state-dir", str(place / "state")]
-    command += ["--socket", os.environ["GPUSCHED_SOCKET"], "--config", str(place / "none.toml")]
+    command += ["--socket", os.environ["GPUSCHED_SOCKET"], "--config", os.devnull]
     with (place / "daemon.log").open("wb") as log, subprocess.Popen(command, stderr=log) as daemon:
         try:
             yield connect(daemon)

@@ -12,7 +12,7 @@ import click
 from gpusched_client import __version__, paths
 from gpusched_client.errors import GpuschedError
 from gpusched_client.terms import Launch
-from gpuschedd.config.toml import ConfigError, changed_keys, place_warning
+from gpuschedd.config.toml import ConfigError, changed_keys
 from gpuschedd.daemon import EX_CONFIG, Options, read_config, run
 from gpuschedd.replay.command import replay
 from gpuschedd.system import install
@@ -50,6 +50,8 @@ def cli(
     """The GPU scheduler daemon: who runs next on this host's GPUs."""
     if context.invoked_subcommand is not None:
         return
+    if config_path is not None:
+        _check_is_there(config_path)
     extra = list(overrides)
     if simulate is not None:
         extra.append(f'simulate="{simulate}"')
@@ -80,15 +82,22 @@ def check_config(context: click.Context, system: bool, file: Path | None) -> Non
     """
     daemon = context.find_root().params  # `gpuschedd --system check-config` says it as well
     system = system or daemon["system"]
-    if file is not None and not file.exists():
-        click.echo(f"gpuschedd: {file}: no such file; leave it out for the one in use", err=True)
-        sys.exit(EX_CONFIG)
+    for named in (file, daemon["config_path"]):
+        if named is not None:
+            _check_is_there(named)
     path = file or daemon["config_path"] or paths.config_path(system)
     found = [path]
     if path == paths.config_path(False) and not path.exists() and paths.SYSTEM_CONFIG.exists():
         found.append(paths.SYSTEM_CONFIG)
     good = [_check_config(each, system, daemon["overrides"]) for each in found]
     sys.exit(0 if all(good) else EX_CONFIG)
+
+
+def _check_is_there(path: Path) -> None:
+    """One that is named is meant: without it all would be at its default, limits and users too."""
+    if not path.exists():
+        click.echo(f"gpuschedd: {path}: no such file; leave it out for the one in use", err=True)
+        sys.exit(EX_CONFIG)
 
 
 def _check_config(path: Path, system: bool, overrides: tuple[str, ...]) -> bool:
@@ -106,8 +115,7 @@ def _check_config(path: Path, system: bool, overrides: tuple[str, ...]) -> bool:
     state = "is good" if path.exists() else "is missing, which is good: all is at its default"
     click.echo(f"{path} {state}; it sets {', '.join(changed) or 'nothing'}")
     if is_system:
-        loose = place_warning(path)
-        for text in (*unknown_names(found.names, found.admin_group), *([loose] if loose else [])):
+        for text in unknown_names(found.names, found.admin_group):
             click.echo(f"note: {text}")
     return True
 

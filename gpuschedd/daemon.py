@@ -29,7 +29,7 @@ from gpuschedd.api.service import Api
 from gpuschedd.api.subscriptions import Subscriptions
 from gpuschedd.config import toml as config_file
 from gpuschedd.config.keys import READ_AT_START, Config
-from gpuschedd.config.toml import ConfigError, changed_keys, place_warning, with_limits
+from gpuschedd.config.toml import ConfigError, changed_keys, with_limits
 from gpuschedd.core import fairshare
 from gpuschedd.gpu.attribution import Attribution
 from gpuschedd.gpu.monitor import GpuMonitor
@@ -399,8 +399,6 @@ class Daemon:
         """An unknown name in the configuration is a typo or an account not created yet."""
         if not self.options.is_system:
             return
-        if loose := place_warning(self.options.config):
-            log.warning("config_loose text=%s", loose)
         names, admin_group = self.settings.names, self.settings.admin_group
         with suppress(TimeoutError):
             for text in await self.accounts.ask(partial(unknown_names, names, admin_group)):

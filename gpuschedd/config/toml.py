@@ -78,6 +78,7 @@ def _check_file(path: Path, found: os.stat_result, others_may: int) -> None:
         raise ConfigError(f"{path}: {found.st_size} bytes; the limit is {CONFIG_BYTES_MAX}")
     if others_may == 0o777:
         return
+    _check_place(path, others_may)
     if found.st_uid not in (0, os.geteuid()):
         raise ConfigError(
             f"{path}: belongs to uid {found.st_uid}, who could change it; chown it to "
@@ -89,18 +90,21 @@ def _check_file(path: Path, found: os.stat_result, others_may: int) -> None:
         )
 
 
-def place_warning(path: Path) -> str | None:
-    """Who may write the directory may put another file in the place of this one."""
-    try:
-        mode = path.parent.stat().st_mode
-    except OSError:
-        return None
-    if not mode & 0o022 or mode & stat.S_ISVTX:
-        return None
-    return (
-        f"others may write {path.parent} (mode {stat.S_IMODE(mode):o}), and so replace the "
-        f"configuration; chmod go-w {path.parent}"
-    )
+def _check_place(path: Path, others_may: int) -> None:
+    """Refuse a directory on the way in which others could put another file in its place."""
+    for directory in path.resolve().parents:
+        found = directory.stat()
+        mode = stat.S_IMODE(found.st_mode)
+        if found.st_uid not in (0, os.geteuid()) and not others_may & 0o020:
+            raise ConfigError(
+                f"{path}: {directory} belongs to uid {found.st_uid}, who could replace it; chown "
+                f"it to {'root' if os.geteuid() == 0 else 'yourself'}"
+            )
+        if mode & 0o022 & ~others_may and not mode & stat.S_ISVTX:
+            raise ConfigError(
+                f"{path}: others may write {directory} (mode {mode:o}), and so replace it; "
+                f"chmod go-w {directory}"
+            )
 
 
 _Path = tuple[str, ...]  # the tables around a key, and the key

@@ -15,6 +15,7 @@ from gpuschedd.core.model import (
     AdmittedRequest,
     CardKind,
     Gpu,
+    GpuState,
     Inventory,
     Policy,
     Request,
@@ -30,6 +31,7 @@ _KindKey = tuple[str, int, int, bool]
 
 def seen(inventory: Inventory, gpus: Iterable[Gpu]) -> Inventory:
     """The largest inventory ever seen, these GPUs included. GPUs in any state count: they exist."""
+    gpus = tuple(gpus)
     counts: Counter[_KindKey] = Counter()
     islands: Counter[tuple[_KindKey, int]] = Counter()
     for gpu in gpus:
@@ -48,8 +50,15 @@ def seen(inventory: Inventory, gpus: Iterable[Gpu]) -> Inventory:
         tuple(
             CardKind(*key[:3], counts[key], largest.get(key, 0), is_slice=key[3])
             for key in sorted(counts)
-        )
+        ),
+        here(inventory, gpus).models_here,
     )
+
+
+def here(inventory: Inventory, gpus: Iterable[Gpu]) -> Inventory:
+    """The same, with these as the GPUs that the host has now; with none, the last ones stay."""
+    models = {gpu.model for gpu in gpus if gpu.state is not GpuState.LOST}
+    return replace(inventory, models_here=tuple(sorted(models)) or inventory.models_here)
 
 
 def admit(request: Request, inventory: Inventory, policy: Policy) -> AdmittedRequest:
@@ -93,7 +102,7 @@ def _of_model(request: Request, inventory: Inventory) -> list[CardKind]:
         return list(inventory.kinds)
     kinds = [kind for kind in inventory.kinds if model_matches(wanted, kind.model)]
     if not kinds:
-        models = ", ".join(sorted({kind.model for kind in inventory.kinds}))
+        models = ", ".join(inventory.models_here)
         raise Infeasible(
             f'asks model "{wanted}"; this host has {models}. Change --gpu-model.',
             {"gpu_model": wanted, "models": models},

@@ -165,9 +165,13 @@ class CardKind:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """The largest inventory ever seen; empty: no GPU was seen yet."""
+    """The largest inventory ever seen, and of these the models that are here now.
+
+    Empty: no GPU was seen yet.
+    """
 
     kinds: tuple[CardKind, ...] = ()
+    models_here: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -206,12 +206,12 @@ class _Pass:
             self._become_head(entry, need, found, len(fitting), closed_at_s)
             return True
         self._become_head(entry, need, found, len(fitting))
+        is_earlier = found.at_s < promise.start_by_s
         self.promise = promises.carried_on(
             promise,
             found.at_s,
             lambda: self._blame(job, promise),
-            planned=found.at_s >= promise.start_by_s
-            or self._can_be_promised(job, need, found.at_s),
+            planned=not is_earlier or self._can_be_promised(job, need, found.at_s),
         )
         return True
 

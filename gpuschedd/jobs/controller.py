@@ -17,6 +17,7 @@ from typing import Any
 from gpusched_client.errors import GpuschedError, Internal, StorageError, Unavailable
 from gpusched_client.terms import JobId
 from gpuschedd.config.keys import Config
+from gpuschedd.core import admission
 from gpuschedd.core.job import Job
 from gpuschedd.core.model import (
     Gpu,
@@ -454,6 +455,7 @@ class Controller:
         """New facts; a pass follows where they differ."""
         if gpus != self.state.gpus:
             self.state.gpus = gpus
+            self.state.inventory = admission.here(self.state.inventory, gpus)
             self.request_pass()
 
 

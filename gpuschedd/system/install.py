@@ -6,7 +6,9 @@ configuration. It refuses a venv that the service could not read or that others 
 
 from __future__ import annotations
 
+import hashlib
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -103,7 +105,7 @@ def problem_with(place: Path, trusted_uid: int = 0) -> str | None:
 # --- The steps --------------------------------------------------------------------------------
 
 
-def install_steps(root: Path, share: Path) -> Iterator[Step]:
+def install_steps(root: Path, share: Path, bin_dir: Path) -> Iterator[Step]:
     """Everything that has to be in place, in order; what is there already is left."""
     for name in UNITS:
         yield _write(root, UNIT_DIR / name, _rendered(share / name, share))
@@ -114,24 +116,55 @@ def install_steps(root: Path, share: Path) -> Iterator[Step]:
     else:
         yield _write(root, paths.SYSTEM_CONFIG, example)
     for command in COMMANDS:
-        target = Path(sysconfig.get_path("scripts")) / command
+        target = _scripts() / command
         if target.exists():
-            yield _link(root, BIN_DIR / command, target)
+            yield _link(root, bin_dir / command, target)
 
 
-def uninstall_steps(root: Path, share: Path) -> Iterator[Step]:
+def foreign_commands(root: Path, bin_dir: Path) -> list[str]:
+    """Of our commands' names there, those that are another program's: gflow has some of them too.
+
+    A link into another venv of ours is ours: it has the daemon beside the command. One to nothing
+    is nobody's.
+    """
+    found = []
+    for command in COMMANDS:
+        link = _below(root, bin_dir / command)
+        if not link.is_symlink():
+            found += [str(link)] if link.exists() else []
+        elif link.exists() and not link.resolve().with_name("gpuschedd").exists():
+            target = os.readlink(link)
+            found.append(f"{link} -> {target}")
+    return found
+
+
+def shadowed_commands(bin_dir: Path, search: str) -> list[str]:
+    """Which of our names a shell with that PATH takes from elsewhere."""
+    found = ((command, shutil.which(command, path=search)) for command in COMMANDS)
+    return [
+        f"{command} is {place}, not ours"
+        for command, place in found
+        if place is not None and Path(place) != bin_dir / command
+    ]
+
+
+def uninstall_steps(root: Path, share: Path, bin_dir: Path) -> Iterator[Step]:
     """What install put in place, if it is still as install made it. Books and jobs stay."""
-    for name in UNITS:
-        yield _remove(root, UNIT_DIR / name)
-    yield _remove(root, PAM_FILE)
+    shipped = {UNIT_DIR / name: _rendered(share / name, share) for name in UNITS}
+    shipped[PAM_FILE] = (share / "pam.d" / "gpusched").read_bytes()
+    for path, content in shipped.items():
+        if _is_edited(_below(root, path), content):
+            yield Step(f"keep {_below(root, path)}: it was edited", None)
+        else:
+            yield _remove(root, path)
     if _is_same(_below(root, paths.SYSTEM_CONFIG), (share / "config.example.toml").read_bytes()):
         yield _remove(root, paths.SYSTEM_CONFIG)
     else:
         yield Step(f"keep {paths.SYSTEM_CONFIG}: it was edited", None)
     for command in COMMANDS:
-        link = _below(root, BIN_DIR / command)
+        link = _below(root, bin_dir / command)
         if link.is_symlink() and Path(os.readlink(link)).parent == _scripts():
-            yield _remove(root, BIN_DIR / command)
+            yield _remove(root, bin_dir / command)
     yield Step(f"keep {paths.SYSTEM_STATE_DIR}: queue, accounting database and running jobs", None)
 
 
@@ -161,12 +194,37 @@ def _is_same(path: Path, content: bytes) -> bool:
         return False
 
 
+_STAMP = b"# Written by `gpuschedd install`; of what is above, unedited, sha256: "
+
+
+def _stamped(content: bytes) -> bytes:
+    """With a last line by which a later install knows that nobody edited it."""
+    return content + _STAMP + hashlib.sha256(content).hexdigest().encode() + b"\n"
+
+
+def _is_edited(target: Path, shipped: bytes) -> bool:
+    """Whether it is not as an install wrote it; one from before there were stamps is as shipped."""
+    if target.is_symlink():
+        return True
+    try:
+        found = target.read_bytes()
+    except FileNotFoundError:
+        return False
+    content, stamp, _digest = found.rpartition(_STAMP)
+    return _stamped(content) != found if stamp else found != shipped
+
+
 def _write(root: Path, path: Path, content: bytes) -> Step:
-    target = _below(root, path)
-    if _is_same(target, content):
+    """What an administrator edited stays in force, and the new one is put beside it."""
+    target, new = _below(root, path), _stamped(content)
+    if _is_same(target, new):
         return Step(f"same {target}", None)
+    if _is_edited(target, content):
+        beside = target.with_name(f"{target.name}.new")
+        text = f"keep {target}: it was edited; the new one is {beside}: compare them"
+        return Step(text, lambda: _write_file(beside, new))
     word = "replace" if target.exists() else "write"
-    return Step(f"{word} {target}", lambda: _write_file(target, content))
+    return Step(f"{word} {target}", lambda: _write_file(target, new))
 
 
 def _write_file(target: Path, content: bytes) -> None:
@@ -186,8 +244,6 @@ def _link(root: Path, path: Path, target: Path) -> Step:
     link = _below(root, path)
     if link.is_symlink() and Path(os.readlink(link)) == target:
         return Step(f"same {link}", None)
-    if link.exists() and not link.is_symlink():
-        return Step(f"keep {link}: it is a file of somebody else's", None)
 
     def act() -> None:
         link.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -216,18 +272,34 @@ def _remove(root: Path, path: Path) -> Step:
 )
 @click.option("--dry-run", is_flag=True, help="Say what would be done; change nothing.")
 @click.option("--uninstall", is_flag=True, help="Take away what an install put in place.")
-def cli(prefix: Path, dry_run: bool, uninstall: bool) -> None:
+@click.option(
+    "--bindir",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=BIN_DIR,
+    show_default=True,
+    help="Where the links to the commands go.",
+)
+@click.option("--force-links", is_flag=True, help="Replace other programs' commands there.")
+def cli(prefix: Path, dry_run: bool, uninstall: bool, bindir: Path, force_links: bool) -> None:
     """Put the system service of this venv in place (root): units, PAM stack, commands."""
     is_live = prefix == Path("/")
     if is_live and os.geteuid() != 0 and not dry_run:
         raise Refused("this needs root; --prefix or --dry-run do not")
     share = share_dir()
+    bindir = bindir.absolute()
     if not uninstall:
         check_venv()
+        foreign = foreign_commands(prefix, bindir)
+        if foreign and not force_links:
+            raise Refused(
+                f"{', '.join(foreign)}: {'is' if len(foreign) == 1 else 'are'} another program's. "
+                "--force-links replaces, --bindir puts our commands elsewhere"
+            )
+    was_active = is_live and _is_active()
     if uninstall and is_live and not dry_run:
         _systemctl("disable", "--now", *UNITS[:2])
     steps = uninstall_steps if uninstall else install_steps
-    for step in steps(prefix, share):
+    for step in steps(prefix, share, bindir):
         if step.act is not None and not dry_run:
             step.act()
         click.echo(step.text)
@@ -235,7 +307,21 @@ def cli(prefix: Path, dry_run: bool, uninstall: bool) -> None:
         _systemctl("daemon-reload")
     if not uninstall:
         how = "enable --now" if is_live else f"--root={prefix} enable"
-        click.echo(f"next: systemctl {how} gpuschedd.socket gpuschedd.service")
+        units = "gpuschedd.socket gpuschedd.service"
+        if was_active:  # it still runs the code of before
+            how, units = "restart", "gpuschedd.service"
+        click.echo(f"next: systemctl {how} {units}")
+    if not uninstall and is_live:
+        for text in shadowed_commands(bindir, os.environ.get("PATH", os.defpath)):
+            click.echo(f"warning: by your PATH {text}", err=True)
+
+
+def _is_active() -> bool:
+    """Whether the service runs now."""
+    if not Path("/run/systemd/system").is_dir():
+        return False
+    words = ["systemctl", "--quiet", "is-active", UNITS[1]]
+    return subprocess.run(words, check=False, env={"PATH": "/usr/bin:/bin"}).returncode == 0
 
 
 def _systemctl(*words: str) -> None:

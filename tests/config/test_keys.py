@@ -15,7 +15,7 @@ from gpusched_client import paths
 from gpuschedd.cli import cli
 from gpuschedd.config import toml as config_file
 from gpuschedd.config.keys import Config
-from gpuschedd.config.toml import ConfigError, changed_keys, place_warning, toml_name, with_limits
+from gpuschedd.config.toml import ConfigError, changed_keys, toml_name, with_limits
 from gpuschedd.daemon import SYSTEM_DEFAULT_LIMIT_S, SYSTEM_MAX_LIMIT_S
 
 EXAMPLE = Path(__file__).parents[2] / "systemd" / "config.example.toml"
@@ -124,14 +124,42 @@ def test_a_file_of_another_owner_is_refused(tmp_path: Path) -> None:
         config_file.load(path, others_may=0o055)
 
 
-def test_a_directory_that_others_may_write_is_pointed_out(tmp_path: Path) -> None:
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_directory_that_others_may_write_is_refused_like_the_file(
+    tmp_path: Path, depth: int
+) -> None:
     """They could put another file there; one with the sticky bit keeps them from it."""
+    place = tmp_path / "above" / "own"
+    place.mkdir(parents=True)
+    path = write(place, "private = true\n")
+    path.chmod(0o600)
+    directory = path.parents[depth]
+    for others_may in (0o055, 0o075):
+        directory.chmod(0o755)
+        assert config_file.load(path, others_may=others_may).private
+        directory.chmod(0o777)
+        with pytest.raises(ConfigError, match=f"others may write .*chmod go-w {directory}"):
+            config_file.load(path, others_may=others_may)
+        directory.chmod(0o1777)
+        assert config_file.load(path, others_may=others_may).private
+
+
+@pytest.mark.root
+def test_a_directory_of_another_owner_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path, "private = true\n")
-    assert place_warning(path) is None
-    tmp_path.chmod(0o777)
-    assert f"chmod go-w {tmp_path}" in (place_warning(path) or "")
-    tmp_path.chmod(0o1777)
-    assert place_warning(path) is None
+    path.chmod(0o600)
+    os.chown(tmp_path, 12345, 12345)
+    with pytest.raises(ConfigError, match=f"{tmp_path} belongs to uid 12345"):
+        config_file.load(path, others_may=0o055)
+
+
+def test_a_file_that_is_named_and_not_there_is_no_default(tmp_path: Path) -> None:
+    """By the daemon as by check-config: limits and users would be at their defaults."""
+    missing = str(tmp_path / "nonexistent.toml")
+    for words in (["--config", missing], ["--config", missing, "check-config"]):
+        said = CliRunner().invoke(cli, words)
+        assert said.exit_code == 78
+        assert f"{missing}: no such file" in said.output
 
 
 def test_a_fifo_in_place_of_the_file_is_not_waited_for(tmp_path: Path) -> None:

@@ -81,6 +81,9 @@ def test_with_no_inventory_yet_jobs_are_accepted_and_wait() -> None:
 
 def test_model_that_is_not_here_is_refused_with_those_that_are() -> None:
     assert "this host has sim, small" in refused(Request(1, gpu_model="H100"), MIXED)
+    later = seen(MIXED, gpus(4))  # the small cards are gone, and may come back
+    assert "this host has sim. Change" in refused(Request(1, gpu_model="H100"), later)
+    assert admit(Request(1, gpu_model="small"), later, POLICY).request.gpus == 1
     assert admit(Request(2, gpu_model="SMALL"), MIXED, POLICY).request.gpus == 2
     assert "this host has 2 of model small" in refused(Request(3, gpu_model="small"), MIXED)
 

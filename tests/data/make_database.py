@@ -45,7 +45,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 def start(place: Path) -> subprocess.Popen[bytes]:
     """The daemon, when it answers."""
-    places = [f"--state-dir={place}/state", f"--socket={place}/s", f"--config={place}/none"]
+    places = [f"--state-dir={place}/state", f"--socket={place}/s", "--config=/dev/null"]
     daemon = subprocess.Popen([sys.executable, "-m", "gpuschedd.main", *OPTIONS, *places])
 
     def answers() -> bool:

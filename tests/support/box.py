@@ -279,17 +279,20 @@ def _checked(command: Sequence[str]) -> None:
 
 
 def install_package(box: Box, wheels: Path, venv: Path = VENV) -> None:
-    """A venv of the system's Python inside, with the project in it; no network, no ensurepip."""
-    import ensurepip
+    """A venv of the system's Python inside, with the project in it; no network, no ensurepip.
 
-    bundled = Path(ensurepip.__file__).parent / "_bundled"
-    (pip_wheel,) = bundled.glob("pip-*.whl")
+    The pip is the one that runs here: distributions part ensurepip from its wheels.
+    """
+    import pip as own_pip
+
     there = Path("/var/wheels")
     box.disk(there).mkdir(exist_ok=True)
-    for wheel in (*wheels.glob("*.whl"), pip_wheel):
+    for wheel in wheels.glob("*.whl"):
         shutil.copy(wheel, box.disk(there))
+    package = Path(own_pip.__file__).parent
+    shutil.copytree(package, box.disk(there / "lib" / "pip"), dirs_exist_ok=True)
     box.run(SYSTEM_PYTHON, "-m", "venv", "--without-pip", venv)
-    pip = f"PYTHONPATH={there / pip_wheel.name} {venv}/bin/python -m pip"
+    pip = f"PYTHONPATH={there / 'lib'} {venv}/bin/python -m pip"
     box.sh(f"{pip} install --quiet --no-index --find-links {there} --no-compile gpuschedd")
 
 

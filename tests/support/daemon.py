@@ -53,6 +53,7 @@ class DaemonProcess:
         self.socket = place / "s.sock"
         self.work_dir = place / "work"
         self.work_dir.mkdir(parents=True, exist_ok=True)
+        (place / "config.toml").touch()
         self.options = ["--simulate", host, *options]
         self.wrapper = list(wrapper)
         self.environment = environment or {}

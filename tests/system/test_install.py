@@ -28,6 +28,35 @@ def test_a_second_install_changes_nothing_and_says_so(host: Host) -> None:
     assert f"keep {CONFIG}" in said
 
 
+def test_links_of_another_program_are_refused_with_the_list(host: Host) -> None:
+    """gflow has gcancel and gctl too; the files of an administrator are never replaced silently."""
+    link = "/usr/local/bin/gcancel"
+    ours = host.box.sh(f"readlink {link}").strip()
+    host.box.sh(
+        f"mkdir -p /opt/gflow/bin && cp /bin/true /opt/gflow/bin/gcancel && "
+        f"ln -sf /opt/gflow/bin/gcancel {link}"
+    )
+    status, said = gpuschedd(host, "install")
+    assert status == 78
+    assert f"{link} -> /opt/gflow/bin/gcancel" in said
+    assert "--force-links" in said
+    assert host.box.sh(f"readlink {link}").strip() == "/opt/gflow/bin/gcancel"
+    status, said = gpuschedd(host, "install", "--bindir", "/opt/ours")
+    assert status == 0
+    assert f"warning: by your PATH gcancel is {link}, not ours" in said
+    assert gpuschedd(host, "install", "--force-links")[0] == 0
+    assert host.box.sh(f"readlink {link}; rm -r /opt/ours /opt/gflow").strip() == ours
+
+
+def test_an_upgrade_of_a_running_service_says_restart(host: Host) -> None:
+    said = gpuschedd(host, "install")[1]
+    assert "next: systemctl restart gpuschedd.service\n" in said
+    host.systemctl("stop", "gpuschedd.socket", "gpuschedd.service")
+    said = gpuschedd(host, "install")[1]
+    assert "next: systemctl enable --now gpuschedd.socket gpuschedd.service\n" in said
+    host.systemctl("start", "gpuschedd.socket", "gpuschedd.service")
+
+
 def test_a_dry_run_and_a_prefix_touch_nothing_else(host: Host) -> None:
     status, said = gpuschedd(host, "install", "--prefix", "/tmp/image", "--dry-run")
     assert status == 0
