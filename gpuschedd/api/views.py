@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from gpusched_client.terms import EventKind, GpuUuid, JobId, JobState, printable
+from gpusched_client.terms import EventKind, GpuUuid, JobId, JobState, PendingReason, printable
 from gpusched_client.units import bytes_text
 from gpusched_client.wire import job_messages as messages
 from gpusched_client.wire.gpu_messages import GpuView
@@ -24,6 +24,8 @@ from gpuschedd.store.records import Brief, Event, GpuUse, Payload, PromiseRow, p
 from gpuschedd.system.clock import SchedulerClock
 
 COMMAND_LINE_CHARS_MAX = 300
+_OWN_WORDS = (PendingReason.ENVIRONMENT, PendingReason.LAUNCH_FAILED, PendingReason.LAUNCH_BACKOFF)
+_WHY = ("reason", "error", "detail", "place")  # of an event's data
 _PROMISES_LOST = (PromiseOutcome.LOST, PromiseOutcome.WITHDRAWN)
 
 
@@ -45,7 +47,7 @@ def job_view(
     view = JobView(
         job_id=job.job_id,
         state=job.state,
-        reason=_reason(state, clock, job),
+        reason=_reason(state, clock, job, own=own),
         user=job.user,
         uid=job.uid,
         name=None if hides_name else job.name,
@@ -201,7 +203,7 @@ def event_of_another(event: Event, *, hides_name: bool) -> Event:
     """What others hear of somebody's event: not why, which is in the words of who ordered it."""
     if hides_name:
         return replace(event, data={})
-    return replace(event, data={key: event.data[key] for key in event.data if key != "reason"})
+    return replace(event, data={key: event.data[key] for key in event.data if key not in _WHY})
 
 
 def event_text(event: Event) -> str:
@@ -223,13 +225,14 @@ def _shown(key: str, value: object) -> str:
     return str(value)
 
 
-def _reason(state: State, clock: SchedulerClock, job: Job) -> messages.Reason | None:
+def _reason(state: State, clock: SchedulerClock, job: Job, *, own: bool) -> messages.Reason | None:
     if job.state is not JobState.PENDING:
         return None
     reason = waiting_reason(state, job, clock.now_s())
-    return messages.Reason(
-        code=str(reason.code), text=reason.text, numbers=_wall_numbers(reason, clock)
-    )
+    # What failed names directories and programs: for the own ones alone, like an end's words.
+    shown = own or reason.code not in _OWN_WORDS
+    text = reason.text if shown else reason.text.partition(":")[0]
+    return messages.Reason(code=str(reason.code), text=text, numbers=_wall_numbers(reason, clock))
 
 
 def _wall_numbers(reason: Reason, clock: SchedulerClock) -> dict[str, object]:

@@ -138,8 +138,8 @@ class EnvironmentGate(Gate):
         waited_s, next_s = now_s - wait.since_s, max(0.0, wait.next_try_s - now_s)
         return Reason(
             PendingReason.ENVIRONMENT,
-            f"{wait.fault}; missing for {duration_about(waited_s)}, looked for again in "
-            f"{duration_about(next_s)}",
+            f"missing for {duration_about(waited_s)}, looked for again in "
+            f"{duration_about(next_s)}: {wait.fault}",
             {"tries": wait.tries, "waited_s": waited_s, "wait_s": next_s},
         )
 

@@ -63,6 +63,8 @@ def _no_log(shown: str, path: bytes, error: OSError) -> SetupFailed:
     if error.errno == errno.ENOENT:
         directory = display(os.path.dirname(path) or b".")
         return EnvironmentLost(shown, f"directory {directory} does not exist (ENOENT)")
+    if error.errno in (errno.EACCES, errno.EPERM) and os.path.lexists(path):
+        return SetupFailed(f"{shown}: {reason_of(error)}")  # its own rights, not a server's
     return lost_or_wrong(shown, error)
 
 

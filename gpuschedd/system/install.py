@@ -111,10 +111,11 @@ def install_steps(root: Path, share: Path, bin_dir: Path) -> Iterator[Step]:
         yield _write(root, UNIT_DIR / name, _rendered(share / name, share))
     yield _write(root, PAM_FILE, (share / "pam.d" / "gpusched").read_bytes())
     example = (share / "config.example.toml").read_bytes()
-    if _below(root, paths.SYSTEM_CONFIG).exists():
+    config = _below(root, paths.SYSTEM_CONFIG)
+    if config.exists():
         yield Step(f"keep {paths.SYSTEM_CONFIG}", None)
     else:
-        yield _write(root, paths.SYSTEM_CONFIG, example)
+        yield Step(f"write {config}", lambda: _write_file(config, example))
     for command in COMMANDS:
         target = _scripts() / command
         if target.exists():

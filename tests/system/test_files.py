@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -49,13 +50,27 @@ def test_a_log_reaches_as_far_as_its_owner_s_rights(host: Host, make: str, words
     assert not host.box.disk("/etc/new-file").exists()
 
 
-def test_a_home_that_hangs_or_is_gone_fails_that_job_alone(host: Host) -> None:
+def test_a_home_that_is_closed_or_gone_is_waited_for(host: Host) -> None:
+    """By these jobs alone; its words are for their owner."""
     host.box.run("sh", "-c", "mkdir -p /home/alice/closed && chmod 0 /home/alice/closed")
-    closed = host.wait(host.sh("alice", "true", cwd="/home/alice/closed"))
-    gone = host.wait(host.sh("alice", "true", cwd="/home/alice/nowhere"))
-    assert [job.cause for job in (closed, gone)] == ["setup", "setup"]
-    assert "/home/alice/nowhere" in str(gone.cause_detail)
-    host.box.run("rmdir", "/home/alice/closed")
+    places = ("/home/alice/closed", "/home/alice/nowhere")
+    ids = [host.sh("alice", "exit 7", cwd=place) for place in places]
+    assert host.wait(host.sh("alice", "exit 3", cwd="/home/alice")).exit_code == 3
+    for job_id, place in zip(ids, places, strict=True):
+        until(partial(waits_for_its_environment, host, job_id), "it waits")
+        for user, is_told in (("alice", True), ("bob", False)):
+            with host.client(user) as client:
+                assert (place in str(client.job(job_id).reason)) is is_told
+        assert host.job(job_id).attempt == 1
+    host.box.run("sh", "-c", "cd /home/alice; chmod 755 closed; mkdir nowhere")
+    assert [host.wait(job_id, timeout_s=60).exit_code for job_id in ids] == [7, 7]
+    host.box.run("rmdir", *places)
+
+
+def waits_for_its_environment(host: Host, job_id: int) -> bool:
+    """Whether its last start found something missing."""
+    reason = host.job(job_id).reason
+    return reason is not None and reason.code == "Environment"
 
 
 SWAP = r"""
@@ -70,6 +85,7 @@ while not os.path.exists("stop"):
 
 def test_a_directory_swapped_under_the_log_leads_nowhere_else(host: Host) -> None:
     """`here` changes between a directory of hers and a link to /etc, as fast as it can."""
+    host.reconfigure("jobs.environment_patience = 0")
     before = host.box.sh("ls -la --time-style=full-iso /etc | sort")
     host.box.sh("cd && rm -rf race && mkdir -p race/here && ln -s /etc race/there", user="alice")
     racer = host.box.popen("/usr/bin/python3", "-c", SWAP, user="alice")

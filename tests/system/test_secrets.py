@@ -138,6 +138,7 @@ def test_a_private_host_hides_names_and_directories(host: Host) -> None:
 
 def test_how_a_job_ended_is_told_to_all_and_in_whose_words_to_its_owner(host: Host) -> None:
     """The words name logs and programs; a reason is its giver's own. What ran is shown to all."""
+    host.reconfigure("jobs.environment_patience = 0")
     secret = f"secret-{uuid.uuid4().hex}"
     before = last_event_id(host)
     ids = [
