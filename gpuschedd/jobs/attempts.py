@@ -5,6 +5,7 @@ Judged inside a batch like any order; the table itself is core.recovery's. No I/
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
 
 from gpusched_client.terms import Cause, EventKind, HoldKind, JobState
@@ -19,6 +20,7 @@ from gpuschedd.store.records import AttemptEnd, GpuUse, peak_of
 from gpuschedd.system.clock import SchedulerClock
 
 BACKOFF_S = (1.0, 5.0, 25.0)  # before the next launch; then the job is held
+ABOUT_S = 600.0  # two times so near are told as one
 DEFERRED_S = 5.0  # before the next try where the host was at fault
 
 
@@ -58,7 +60,7 @@ def apply_report(
             assert seen.ended is not None
             _finish(batch, job, seen.ended, evidence)
         case Recovery.NODE_FAIL:
-            _node_fail(batch, job, _why_unknown(facts, report))
+            _node_fail(batch, job, _why_unknown(facts, report, clock))
         case Recovery.CANCELLED:
             _drop_cancelled(batch, job)
         case Recovery.REQUEUE:
@@ -72,13 +74,23 @@ def apply_report(
             pass  # the runner's part: it fences, watches, or ends what is left
 
 
-def _why_unknown(facts: Facts, report: AttemptReport) -> str:
+def _why_unknown(facts: Facts, report: AttemptReport, clock: SchedulerClock) -> str:
     """Why nobody can say how the attempt ended."""
+    claim = report.seen.claim if report.seen is not None else None
+    down = None if claim is None else clock.went_down_s(claim.boot_id)
+    if down is not None:
+        return f"the host went down {_time_between(*down)}"
     if facts.unreadable:
         return report.detail or "its job directory cannot be read"
     if facts.lost:
         return "its job directory is gone"
     return "its supervisor ended without an exit record"
+
+
+def _time_between(first_s: float, last_s: float) -> str:
+    """Local times of the host."""
+    first, last = (time.strftime("%Y-%m-%d %H:%M", time.localtime(s)) for s in (first_s, last_s))
+    return f"at about {first}" if last_s - first_s < ABOUT_S else f"between {first} and {last}"
 
 
 def _advance_alive(batch: Batch, clock: SchedulerClock, job: Job, seen: Observation) -> Job:

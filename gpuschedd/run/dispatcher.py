@@ -106,7 +106,10 @@ class Dispatcher:
         """
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
-            for job in self._held():
+            held = self._held()
+            if held:  # each batch commits the time: a power cut is known to have come after it
+                self._controller.post(lambda _batch: None)
+            for job in held:
                 if not self._runner.look_again((job.job_id, job.attempt)):
                     log.warning("attempt_untracked job=%d attempt=%d", job.job_id, job.attempt)
                     await self._recover(job)

@@ -39,6 +39,7 @@ class Prober:
         self._runner = runner
         self._plan = plan
         self._running: dict[JobId, Awaited] = {}  # by the job that stands for the others
+        self._judged: set[Awaited] = set()  # what was found is not on record yet
         self._timer: asyncio.TimerHandle | None = None
 
     def follow(self) -> None:
@@ -47,10 +48,15 @@ class Prober:
             self._timer.cancel()
             self._timer = None
         now_s = self._controller.clock.now_s()
-        idle = [group for group in self._groups() if group.awaited not in self._running.values()]
+        groups = self._groups()
+        self._judged &= {group.awaited for group in groups if group.next_try_s <= now_s}
+        idle = [group for group in groups if not self._is_asked(group.awaited)]
         if idle and len(self._running) < PROBES_MAX:
             delay_s = max(0.0, min(group.next_try_s for group in idle) - now_s)
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._probe_due)
+
+    def _is_asked(self, awaited: Awaited) -> bool:
+        return awaited in self._judged or awaited in self._running.values()
 
     def waits_already(self, job: Job, cwd: bytes) -> str | None:
         """What another job of the same user found missing of what this one needs as well."""
@@ -79,7 +85,7 @@ class Prober:
         now_s = self._controller.clock.now_s()
         due = [group for group in self._groups() if group.next_try_s <= now_s]
         for group in sorted(due, key=lambda group: group.next_try_s):
-            if group.awaited not in self._running.values() and len(self._running) < PROBES_MAX:
+            if not self._is_asked(group.awaited) and len(self._running) < PROBES_MAX:
                 self._begin(group)
         self.follow()
 
@@ -102,6 +108,7 @@ class Prober:
         if end is None and seen is not None and seen.supervisor_alive:
             return  # it has begun
         awaited = self._running.pop(report.job_id)
+        self._judged.add(awaited)
         if end is not None and not end.is_of_environment:
             change = partial(environments.found_again, awaited=awaited)
         else:

@@ -77,6 +77,19 @@ class SchedulerClock:
         self._clock = clock
         self._boot_id = clock.boot_id()
         self._offset_s = _offset_after(clock, self._boot_id, mark)
+        self._mark = mark
+
+    def went_down_s(self, boot_id: str) -> tuple[float, float] | None:
+        """Between which Unix times the host went down that had that boot id; None: it did not.
+
+        From the last reading that was committed in that boot to the begin of this one.
+        """
+        if boot_id == self._boot_id:
+            return None
+        up_s = self._clock.wall_s() - self._clock.boottime_s()
+        was_last = self._mark is not None and self._mark.boot_id == boot_id
+        last_s = self._mark.wall_s if self._mark is not None and was_last else up_s
+        return min(last_s, up_s), up_s
 
     def now_s(self) -> float:
         """Scheduler time in seconds."""

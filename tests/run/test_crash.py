@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import re
+import signal
 import sqlite3
 import threading
 import time
@@ -16,6 +19,7 @@ from gpusched_client import Client
 from gpusched_client.errors import Unavailable
 from gpusched_client.terms import JobState
 from gpusched_client.wire.job_messages import JobView
+from gpuschedd.supervisor.procfs import boot_id
 from tests.support.daemon import DaemonProcess, clean_up, until
 
 SUBMISSIONS_PER_S = 20
@@ -144,6 +148,33 @@ def _promises(daemon: DaemonProcess) -> list[tuple[int, float, str | None]]:
     with closing(sqlite3.connect(daemon.state_dir / "gpuschedd.sqlite3")) as books:
         rows = books.execute("SELECT job_id, start_by_s, outcome FROM promise ORDER BY job_id")
         return rows.fetchall()
+
+
+def test_a_power_cut_is_told_as_one(tmp_path: Path) -> None:
+    """A supervisor of another boot did not end by itself: the host went down, at about a time."""
+    daemon = DaemonProcess(tmp_path, "1x24G").start()
+    try:
+        with daemon.client() as client:
+            line = "echo $PPID > ppid.part; mv ppid.part ppid; exec sleep 600"
+            job = client.submit(shell=line, gpus=1, cwd=daemon.work_dir, output="/dev/null")
+            until(lambda: client.job(job.id).state is JobState.RUNNING, "it runs")
+            until((daemon.work_dir / "ppid").exists, "who its supervisor is")
+        supervisor = int((daemon.work_dir / "ppid").read_text())
+        daemon.kill()
+        os.kill(supervisor, signal.SIGKILL)
+        for path in (daemon.state_dir / "jobs").glob("*/claim"):
+            path.write_text(path.read_text().replace(boot_id(), "of-another-boot"))
+        daemon.start()
+        with daemon.client() as client:
+            ended = client.wait(job.id, timeout_s=30)
+        assert (ended.state, ended.cause) == (JobState.NODE_FAIL, "node_fail")
+        up_s = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+        told = re.fullmatch(r"the host went down at about (.*)", str(ended.cause_detail))
+        assert told is not None
+        told_s = time.mktime(time.strptime(told[1], "%Y-%m-%d %H:%M"))
+        assert abs(told_s - up_s) <= 120
+    finally:
+        clean_up(daemon)
 
 
 def test_what_a_kill_left_of_an_ended_job_is_removed_at_the_start(tmp_path: Path) -> None:

@@ -44,6 +44,18 @@ def test_scheduler_time_ignores_steps_of_the_wall_clock() -> None:
         assert clock.now_s() == before_s
 
 
+def test_a_host_went_down_between_its_last_reading_and_its_next_boot() -> None:
+    """Nobody was there to look at a clock."""
+    host = FakeClock(60.0, 1.7e9, "new")
+    mark = ClockMark("old", 0.0, 5_000.0, 1.7e9 - 3_600.0)
+    clock = SchedulerClock(host, mark)
+    assert clock.went_down_s("new") is None
+    assert clock.went_down_s("old") == (1.7e9 - 3_600.0, 1.7e9 - 60.0)
+    assert clock.went_down_s("much older") == (1.7e9 - 60.0, 1.7e9 - 60.0)
+    stepped = SchedulerClock(host, ClockMark("old", 0.0, 5_000.0, 1.8e9))
+    assert stepped.went_down_s("old") == (1.7e9 - 60.0, 1.7e9 - 60.0)
+
+
 def test_scheduler_time_goes_on_over_a_restart_in_the_same_boot() -> None:
     """The offset is kept, so the daemon's absence counts as what it was."""
     host = FakeClock(100.0, 1.7e9, "a")

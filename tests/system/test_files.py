@@ -62,9 +62,9 @@ def test_a_home_that_is_closed_or_gone_is_waited_for(host: Host) -> None:
             with host.client(user) as client:
                 assert (place in str(client.job(job_id).reason)) is is_told
         assert host.job(job_id).attempt == 1
-    host.box.run("sh", "-c", "cd /home/alice; chmod 755 closed; mkdir nowhere")
+    host.box.run("sh", "-c", "cd /home/alice; chmod 777 closed; mkdir -m 777 nowhere")
     assert [host.wait(job_id, timeout_s=60).exit_code for job_id in ids] == [7, 7]
-    host.box.run("rmdir", *places)
+    host.box.run("rm", "-r", *places)
 
 
 def waits_for_its_environment(host: Host, job_id: int) -> bool:
