@@ -60,7 +60,7 @@ from gpuschedd.system.accounts import NameService, unknown_names
 from gpuschedd.system.capabilities import check_launch
 from gpuschedd.system.clock import Clock, SchedulerClock, SystemClock
 from gpuschedd.system.listening import Door, Doors
-from gpuschedd.system.sd_notify import ServiceManager, passed_socket
+from gpuschedd.system.sd_notify import ServiceManager, is_activated, passed_socket
 from gpuschedd.system.threads import started_pool
 
 log = logging.getLogger("gpuschedd")
@@ -442,6 +442,9 @@ def run(options: Options) -> int:
         os.umask(0o077)
         places.prepare_state_dir(options.state_dir, is_system=options.is_system)
         lock = places.Lock(options.state_dir)
+        if not is_activated():
+            # Before anything is read or recovered: two daemons must not plan the same GPUs.
+            places.remove_stale(options.socket)
         return asyncio.run(Daemon(options, settings, SystemClock(), lock).run())
     except (
         places.AlreadyRunning,

@@ -39,6 +39,11 @@ def _watchdog_s() -> float | None:
     return int(micros) / 2e6
 
 
+def is_activated() -> bool:
+    """Whether the service manager listens for us, and hands that socket over."""
+    return os.environ.get("LISTEN_PID") == str(os.getpid())
+
+
 def passed_socket() -> socket.socket | None:
     """The one listening socket of socket activation, or None."""
     pid, count = os.environ.pop("LISTEN_PID", ""), os.environ.pop("LISTEN_FDS", "")

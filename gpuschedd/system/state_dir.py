@@ -148,7 +148,7 @@ def bind_socket(path: Path, *, mode: int, dir_mode: int) -> socket.socket:
         raise Unusable(f"{directory} cannot be made: {error.strerror}") from error
     if about.st_uid not in (0, os.geteuid()):
         raise Unusable(f"{directory} belongs to uid {about.st_uid}; choose another --socket")
-    _remove_stale(path)
+    remove_stale(path)
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         old_mask = os.umask(0o777 & ~mode)
@@ -163,7 +163,8 @@ def bind_socket(path: Path, *, mode: int, dir_mode: int) -> socket.socket:
     return listening
 
 
-def _remove_stale(path: Path) -> None:
+def remove_stale(path: Path) -> None:
+    """Take away a socket's name that nobody answers at. Raises AlreadyRunning or Unusable."""
     try:
         found = path.lstat()
     except FileNotFoundError:

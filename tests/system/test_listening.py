@@ -51,6 +51,18 @@ def test_a_socket_that_somebody_else_took_is_left_alone(tmp_path: Path) -> None:
         until(lambda: answers(daemon.socket), "nobody answers there any more: it is ours again")
 
 
+def test_a_daemon_whose_socket_is_answered_by_another_touches_nothing(tmp_path: Path) -> None:
+    """Not even its own state: its jobs would start on the other's GPUs."""
+    with daemon_in(tmp_path / "first") as first:
+        second = DaemonProcess(tmp_path / "second")
+        second.socket = first.socket
+        process = second.spawn()
+        assert process.wait(30) == 75
+        assert f"another daemon answers at {first.socket}" in second.log_text()
+        assert {path.name for path in second.state_dir.iterdir()} == {"lock", "jobs", "scripts"}
+        assert answers(first.socket)
+
+
 def test_no_second_daemon_starts_though_the_lock_file_is_gone(tmp_path: Path) -> None:
     """Two on one database would each give the same job ids. The second touches nothing."""
     with daemon_in(tmp_path) as daemon:
