@@ -34,6 +34,14 @@ def test_usage_below_one_gpu_hour_weighs_little() -> None:
     assert factors({1: 36.0}, {1: 1.0})[1] == 2.0**-0.01
 
 
+@pytest.mark.parametrize("shares", [(1.0, 1.0, 1.0), (3.0, 1.0, 20.0)])
+def test_factor_is_one_half_at_entitlement(shares: tuple[float, ...]) -> None:
+    """Who has used just what the shares give, whatever they are: F = 0.5."""
+    by_uid = dict(enumerate(shares))
+    usages = {uid: share * 40 * HOUR_S for uid, share in by_uid.items()}
+    assert factors(usages, by_uid) == dict.fromkeys(by_uid, 0.5)
+
+
 def test_share_of_zero_means_factor_zero() -> None:
     assert factors({1: 0.0, 2: 5.0}, {1: 0.0, 2: 1.0})[1] == 0.0
 
@@ -145,6 +153,24 @@ def test_shares_of_three_to_one_give_three_quarters() -> None:
     sim = Sim(gpus(8), Policy(), shares={1: 3.0, 2: 1.0})
     got = served(sim, (1, 2), {1: 1, 2: 1}, days=20)
     assert abs(got[1] / sum(got.values()) - 0.75) < 0.05
+
+
+def test_a_starved_user_is_rescued_by_age() -> None:
+    """F = 0 for ever against newcomers of F = 1 without end: 1000 points, at 10 an hour."""
+    policy = replace(
+        Policy(), kill_grace_s=0.0, launch_allowance_s=0.0, promise_within_s=0.0
+    )  # by its age alone, not by a promise
+    sim = Sim(gpus(1), policy, shares={1: 0.0})
+    sim.submit(waiting(1, 1, uid=50, limit_s=HOUR_S))
+    sim.make_pass()
+    sim.submit(waiting(2, 1, uid=1, limit_s=HOUR_S))
+    number = 3
+    while JobId(2) not in sim.started_s:
+        assert sim.now_s < 200 * HOUR_S
+        sim.submit(waiting(number, 1, uid=50 + number, limit_s=HOUR_S))
+        number += 1
+        sim.go_to(sim.next_end_s())
+    assert 100 * HOUR_S <= sim.started_s[JobId(2)] <= 102 * HOUR_S
 
 
 def test_newcomer_waits_no_longer_than_one_job_behind_a_flood() -> None:

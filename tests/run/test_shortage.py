@@ -66,6 +66,13 @@ class Shortage(threading.Thread):
             self.stopping.wait(self._random.uniform(0.05, 1.0))
             self.lift()
 
+    def end(self) -> None:
+        """For good."""
+        self.stopping.set()
+        if self.is_alive():
+            self.join()
+        self.lift()
+
     def lift(self) -> None:
         """Let it have what it asks for."""
         (self._group / "pids.max").write_text("max")
@@ -119,9 +126,7 @@ def _start(daemon: DaemonProcess, shortage: Shortage) -> None:
     except AssertionError:
         assert daemon.process is not None
         assert daemon.process.poll() not in (None, 0, 78), daemon.log_tail()
-        shortage.stopping.set()
-        shortage.join()
-        shortage.lift()
+        shortage.end()
         daemon.start()
 
 
@@ -139,6 +144,7 @@ def test_killed_at_random_with_everything_short_no_job_is_lost_twice_or_for_ever
         options = ("--set", f"scheduling.max_cpu_jobs={AT_ONCE}")
         daemon = DaemonProcess(tmp_path, "4x24G", *options, wrapper=enter).start()
         jobs = Jobs(daemon, record)
+        shortage = Shortage(daemon, group, random_)
         victims = 0
         times: Counter[str] = Counter()
         try:
@@ -153,16 +159,14 @@ def test_killed_at_random_with_everything_short_no_job_is_lost_twice_or_for_ever
                 else:
                     daemon.kill()
                     _start(daemon, shortage)
-                shortage.stopping.set()
-                shortage.join()
-                shortage.lift()
+                shortage.end()
                 times += shortage.times
                 submitting.join(90)
                 assert not submitting.is_alive()
             _expect_truth(daemon, jobs.codes, record, victims)
             print(f"{len(jobs.codes)} jobs, {kills} kills, {dict(times)} shortages")
         finally:
-            (group / "pids.max").write_text("max")
+            shortage.end()
             clean_up(daemon)
 
 
