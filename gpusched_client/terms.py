@@ -210,14 +210,32 @@ def _escaped(char: str) -> str:
     return char.encode("unicode_escape", "backslashreplace").decode("ascii")
 
 
-def fill_pattern(pattern: bytes, *, job_id: int, name: str, user: str) -> bytes:
-    """A file name: %j %A job id, %a array index (0), %x job name, %u user, %% a percent sign.
+_PATTERN = rb"%(?:(\d*)([NntsJjAaxu])|%)"
+_WIDTH_MAX = 10  # as Slurm's
 
-    Other letters stay as they are, as in Slurm. A "/" in the job's name becomes "_": it is a part
-    of a file's name, not of a path.
+
+def fill_pattern(pattern: bytes, *, job_id: int, name: str, user: str, host: str) -> bytes:
+    """A file name: %j %J %A job id, %a array index (0), %x job name, %u user, %N host, %n %t node
+    and task (0), %s step (batch), %% a percent sign. A number may have a width: %4j is 0042.
+
+    Other letters stay as they are; unknown_marks finds them. A "/" in the job's name becomes
+    "_": it is a part of a file's name, not of a path.
     """
-    number = b"%d" % job_id
-    values = {b"j": number, b"A": number, b"a": b"0", b"%": b"%"}
-    values[b"x"] = name.replace("/", "_").encode(errors="replace")
-    values[b"u"] = user.encode(errors="replace")
-    return re.sub(rb"%([jAaxu%])", lambda mark: values[mark[1]], pattern)
+    numbers = {b"j": job_id, b"J": job_id, b"A": job_id, b"a": 0, b"n": 0, b"t": 0}
+    texts = {b"x": name.replace("/", "_"), b"u": user, b"N": host.partition(".")[0], b"s": "batch"}
+
+    def filled(mark: re.Match[bytes]) -> bytes:
+        width, letter = mark[1], mark[2]
+        if letter is None:
+            return b"%"
+        if letter in texts:
+            return texts[letter].encode(errors="replace")
+        return b"%0*d" % (min(int(width or 0), _WIDTH_MAX), numbers[letter])
+
+    return re.sub(_PATTERN, filled, pattern)
+
+
+def unknown_marks(pattern: bytes) -> list[str]:
+    """What begins with % in a pattern and is none of the marks of fill_pattern."""
+    rest = re.sub(_PATTERN, b"", pattern)
+    return [os.fsdecode(mark) for mark in re.findall(rb"%\d*.?", rest, re.DOTALL)]

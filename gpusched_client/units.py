@@ -13,8 +13,9 @@ from gpusched_client.errors import Invalid
 KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
 _BYTES_OF = {"": MIB, "B": 1, "K": KIB, "M": MIB, "G": GIB, "T": TIB}
 _SIZE = r"(\d{1,19})(?:\.(\d{1,9}))?\s*(?:([KMGT])(?:I?B)?|(B))?"
-_SIZE_FORMS = "write it as 20G, 512M or 1.5T (K, M, G, T are powers of 1024; a bare number is MiB)"
+_SIZE_FORMS = "write it as 20G, 512M or 1.5T (K, M, G, T are powers of 1024)"
 _SIZE_MAX = 2**62
+VRAM_ASKED_BYTES_MIN = 256 * MIB  # what a person may ask for; a context of CUDA alone takes more
 
 MINUTE_S, HOUR_S, DAY_S = 60, 3_600, 86_400
 _SECONDS_OF = {"s": 1, "m": MINUTE_S, "h": HOUR_S, "d": DAY_S, "w": 7 * DAY_S}
@@ -45,6 +46,17 @@ def parse_bytes(text: str) -> int:
     size = _scaled_up(whole, fraction, _BYTES_OF[(unit or single or "").upper()])
     if size > _SIZE_MAX:
         raise Invalid(f"{text!r} is more memory than there is; {_SIZE_FORMS}", {"value": text})
+    return size
+
+
+def parse_asked_bytes(text: str) -> int:
+    """The same of what a person asks for a job: a bare number is Invalid, since nobody can know
+    whether 18 means 18 GiB, as a card's size is told, or 18 MiB.
+    """
+    size = parse_bytes(text)
+    bare = text.strip()
+    if size and not bare[-1].isalpha():
+        raise Invalid(f"{text!r} has no unit; did you mean {bare}G, or {bare}M?", {"value": text})
     return size
 
 

@@ -89,11 +89,13 @@ def _check(words: Sequence[str], options: dict[str, Any]) -> None:
 
 
 def _view() -> View:
+    import os
     import time
 
     from gpusched_client.output.job import View
 
-    return View(now_s=time.time(), uid=own_uid(), width=terminal_width())
+    host = os.uname().nodename
+    return View(now_s=time.time(), uid=own_uid(), width=terminal_width(), host=host)
 
 
 def _gpus(client: Client, options: dict[str, Any]) -> None:

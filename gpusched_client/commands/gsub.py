@@ -16,11 +16,15 @@ from gpusched_client.commands.common import (
     print_err,
     print_out,
 )
+from gpusched_client.errors import Invalid
 from gpusched_client.wire.job_options import OPTIONS, Section, describe_request
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from gpusched_client.client import Client
     from gpusched_client.submission.script import Script
+    from gpusched_client.submission.slurm import Given
     from gpusched_client.wire.job_messages import JobView
     from gpusched_client.wire.submit_messages import JobRequest, SubmitResult
 
@@ -34,15 +38,63 @@ _NOT_IN_SCRIPTS = {
     "parsable": "--parsable",
     "as_json": "--json",
     "dry_run": "--dry-run",
+    "no_check": "--no-check",
 }
 
 
 class _Gsub(Command):
-    """Keeps its words, since the options in a script are read before them."""
+    """Keeps its words, since the options in a script are read before them.
+
+    Slurm's options among them are put into its own words.
+    """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        ctx.meta["gsub.words"] = list(args)
-        return super().parse_args(ctx, args)
+        own, slurm = self._parted(ctx, args)
+        ctx.meta["gsub.words"], ctx.meta["gsub.slurm"] = tuple(own), slurm
+        if slurm:
+            from gpusched_client.submission.slurm import translate
+
+            try:
+                own = [*translate(slurm).taken, *own]
+            except Invalid as error:
+                raise click.UsageError(error.message, ctx) from error
+        return super().parse_args(ctx, own)
+
+    def _parted(self, ctx: click.Context, args: list[str]) -> tuple[list[str], tuple[Given, ...]]:
+        """Our own words, and Slurm's options, which stand before the command like ours."""
+        flags = {
+            name: isinstance(param, click.Option) and param.is_flag
+            for param in self.params
+            for name in (*param.opts, *param.secondary_opts)
+        } | dict.fromkeys(("--help", "-h"), True)
+        left, own = list(args), list[str]()
+        slurm: list[Given] = []
+        while left and left[0].startswith("-") and left[0] not in ("-", "--"):
+            word = left[0]
+            name, equals, value = word.partition("=") if word[:2] == "--" else (word[:2], "", "")
+            is_ours = name in flags and not (equals and flags[name])
+            if is_ours and name == "--gpus" and not (value or "".join(left[1:2])).isdecimal():
+                is_ours = not value  # --gpus=a100:2 is Slurm's
+            if not is_ours:
+                option = _slurm_option(ctx, left, flags)
+                if option.option.name == "--wait":
+                    own.append("--wait")
+                else:
+                    slurm.append(option)
+                continue
+            takes_next = not flags[name] and not equals and (word[:2] == "--" or len(word) == 2)
+            own += left[: 1 + takes_next]
+            del left[: 1 + takes_next]
+        return [*own, *left], tuple(slurm)
+
+
+def _slurm_option(ctx: click.Context, left: list[str], flags: dict[str, bool]) -> Given:
+    from gpusched_client.submission.slurm import take_option
+
+    try:
+        return take_option(left, "", tuple(flags))
+    except Invalid as error:
+        raise click.UsageError(error.message, ctx) from error
 
 
 @click.command(
@@ -65,6 +117,7 @@ class _Gsub(Command):
 @click.option("--parsable", is_flag=True, help="Print the id alone.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 @click.option("--dry-run", is_flag=True, help="Say what would happen; submit nothing.")
+@click.option("--no-check", is_flag=True, help="Submit also what is not there yet.")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="COMMAND [ARGS]...")
 @VERSION
 @click.pass_context
@@ -77,7 +130,7 @@ def cli(ctx: click.Context, /, **options: Any) -> int:
     if options["parsable"] and options["as_json"]:
         raise click.UsageError("--parsable and --json exclude each other.")
     script = _script(options)
-    if script is not None:
+    if script is not None or ctx.meta["gsub.slurm"]:
         options = _with_script_options(ctx, script, options)
     request = _request(script, options)
     return _dry_run(request, options) if options["dry_run"] else _submit(request, options)
@@ -91,7 +144,9 @@ def _script(options: dict[str, Any]) -> Script | None:
     words: tuple[str, ...] = options["words"]
     if options["line"] is not None:
         if words or options["script_file"] is not None:
-            raise click.UsageError("-c takes the whole command; give no other beside it.")
+            line = options["line"]
+            hint = f" For {line} CPUs write --cpus {line}." if line.isdecimal() else ""
+            raise click.UsageError(f"-c takes the whole command; give no other beside it.{hint}")
         if not options["line"].strip():
             raise click.UsageError(
                 f"-c {options['line']!r} is not a command; give it a shell line."
@@ -107,7 +162,7 @@ def _script(options: dict[str, Any]) -> Script | None:
         raise click.UsageError("no command; write gsub [OPTIONS] COMMAND [ARGS]...")
     if words[0] == "-":
         return _script_from_stdin()
-    return script.read_script(words[0]) if script.is_script(words[0]) else None
+    return script.script_named(words[0])
 
 
 def _script_from_stdin() -> Script:
@@ -120,22 +175,63 @@ def _script_from_stdin() -> Script:
 
 
 def _with_script_options(
-    ctx: click.Context, script: Script, options: dict[str, Any]
+    ctx: click.Context, script: Script | None, options: dict[str, Any]
 ) -> dict[str, Any]:
-    """The options again, those in the script first, so that the command line's win."""
-    for warning in script.warnings:
-        print_err(f"gsub: {warning}")
-    if not script.options:
-        return options
-    for here, words in script.lines:
-        try:
-            inner = ctx.command.make_context("gsub", list(words))
-        except click.UsageError as error:
-            raise click.UsageError(f"{here}: {error.format_message()}") from error
-        for name, text in _NOT_IN_SCRIPTS.items():
-            if inner.params[name]:
-                raise click.UsageError(f"{here}: a script's option lines cannot hold {text}.")
-    return ctx.command.make_context("gsub", [*script.options, *ctx.meta["gsub.words"]]).params
+    """The options again, those in the script first, so that the command line's win.
+
+    Slurm's come before ours, all of them together: their counts depend on each other.
+    """
+    from gpusched_client.submission.slurm import translate
+
+    in_script: tuple[Given, ...] = () if script is None else script.slurm
+    typed: tuple[Given, ...] = ctx.meta["gsub.slurm"]
+    own_gpus = options["gpus"] if _is_given(ctx, "gpus") else None
+    slurm = translate((*in_script, *typed), own_gpus)
+    lines = [*slurm.lines, *(script.lines if script is not None else ())]
+    for here, words in lines:
+        _check_line(ctx, here, words)
+    front = [word for _, words in lines for word in words]
+    again = translate(typed, own_gpus).taken if front else []
+    final = _context(ctx, [*front, *again, *ctx.meta["gsub.words"]])
+    if script is not None:
+        for warning in script.warnings:
+            print_err(f"gsub: {warning}")
+    if slurm.ignored:
+        print_err(f"gsub: {_ignored(slurm.ignored)}")
+    if in_script and not slurm.names_gpus and not _is_given(final, "gpus"):
+        print_err("gsub: the script names no GPUs: it gets 1 GPU (Slurm would give none: -g 0)")
+    return final.params
+
+
+def _is_given(ctx: click.Context, name: str) -> bool:
+    return ctx.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT
+
+
+def _context(ctx: click.Context, words: Sequence[str]) -> click.Context:
+    return ctx.command.make_context("gsub", list(words))
+
+
+def _check_line(ctx: click.Context, here: str, words: Sequence[str]) -> None:
+    """Refuse what gsub would refuse, with the line."""
+    prefix = f"{here}: " if here else ""
+    try:
+        inner = _context(ctx, words)
+    except click.UsageError as error:
+        raise click.UsageError(f"{prefix}{error.format_message()}") from error
+    for name, text in _NOT_IN_SCRIPTS.items():
+        if inner.params[name]:
+            raise click.UsageError(f"{prefix}a script's option lines cannot hold {text}.")
+
+
+def _ignored(given: Sequence[Given]) -> str:
+    """One line for all of them: a script from elsewhere has a dozen."""
+    source = next((each.here.rpartition(": line ")[0] for each in given if each.here), "")
+    names = [
+        f"{each.written}{f' (line {line})' if (line := each.here.rpartition(': line ')[2]) else ''}"
+        for each in given
+    ]
+    prefix = f"{source}: " if source else ""
+    return f"{prefix}ignored, because they have no meaning here: {', '.join(names)}"
 
 
 def _request(script: Script | None, options: dict[str, Any]) -> JobRequest:
@@ -148,10 +244,47 @@ def _request(script: Script | None, options: dict[str, Any]) -> JobRequest:
         command = {"shell": options["line"]}
     elif script is not None:
         source = options["script_file"] or words.pop(0)
-        command = {"script": script.content, "args": words}
         name = name or ("script" if source == "-" else legal_name(source))
+        if script.is_captured:
+            path = script.path
+            command = {"script": script.content, "script_path": path, "args": words}
+        else:
+            command = {"argv": [*script.place_command, *words]}
+        for warning in _misplaced(words):
+            print_err(f"gsub: {warning}")
     asked = {keyword: options[keyword] for keyword in OPTIONS}
-    return job_request(**command, cwd=options["chdir"], **{**asked, "name": name})
+    check = not options["no_check"]
+    try:
+        return job_request(**command, cwd=options["chdir"], check=check, **{**asked, "name": name})
+    except Invalid as error:
+        raise _in_our_words(error, options) from error
+
+
+def _misplaced(words: Sequence[str]) -> Iterator[str]:
+    """Options of gsub that stand behind the script, and so are the script's."""
+    known = {name for param in cli.params for name in param.opts if name.startswith("-")}
+    for word in words:
+        if word == "--":
+            return
+        name = word.partition("=")[0] if word.startswith("--") else word[:2]
+        if name in known and (word.startswith("--") or len(word) == 2 or word[2:].isalnum()):
+            yield (
+                f"{word} stands behind the script and goes to it, not to gsub; gsub's own options "
+                "stand before it"
+            )
+            return
+
+
+def _in_our_words(error: Invalid, options: dict[str, Any]) -> Invalid:
+    """The same with the names of our options instead of the wire's fields."""
+    path = str(error.data.get("path", ""))
+    field = path.removeprefix("job.")
+    row = next((row for row in OPTIONS.values() if row.field == field), None)
+    if row is None or not error.message.startswith(f"{path}: "):
+        return error
+    if not options["gpus"] and row.section is Section.RESOURCES and "0 GPUs" in error.message:
+        return Invalid(f"{row.longest_flag} needs a GPU; -g is 0", error.data)
+    return Invalid(f"{row.longest_flag}: {error.message.removeprefix(f'{path}: ')}", error.data)
 
 
 # ------------------------------------------------------------------------------------- calls

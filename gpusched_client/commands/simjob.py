@@ -17,7 +17,7 @@ from gpusched_client import Client
 from gpusched_client import simulation as simclaims
 from gpusched_client.errors import GpuschedError, Invalid, NotFound
 from gpusched_client.terms import Mode
-from gpusched_client.units import parse_bytes, parse_seconds
+from gpusched_client.units import parse_asked_bytes, parse_seconds
 
 RAMP_STEP_S = 0.05
 OUT_OF_MEMORY_TEXT = "RuntimeError: CUDA error: out of memory"
@@ -25,7 +25,7 @@ OUT_OF_MEMORY_TEXT = "RuntimeError: CUDA error: out of memory"
 
 def _bytes(_context: click.Context, _parameter: click.Parameter, value: str) -> int:
     try:
-        return parse_bytes(value)
+        return parse_asked_bytes(value)
     except Invalid as error:
         raise click.BadParameter(str(error)) from error
 

@@ -31,11 +31,12 @@ if TYPE_CHECKING:
 
 
 class View(NamedTuple):
-    """Who is looking, when, and how wide the terminal is (None: a file or a pipe, never cut)."""
+    """Who is looking, when, how wide the terminal is (None: a file or a pipe, never cut), where."""
 
     now_s: float
     uid: int
     width: int | None = None
+    host: str = ""
 
 
 def _user_text(job: JobView, view: View) -> str:
@@ -114,7 +115,7 @@ def job_detail(job: JobView, view: View) -> str:
         *_waiting_facts(job, view),
         *asked_facts(job),
         *_run_facts(job, view),
-        *_place_facts(job),
+        *_place_facts(job, view),
     ]
     text = "".join([_fact_line(name, printable(value)) for name, value in facts if value])
     for heading, lines in (
@@ -238,7 +239,7 @@ def _cause_text(job: JobView) -> str:
     return printable(f"{cause}: {job.cause_detail}" if job.cause_detail else cause)
 
 
-def _place_facts(job: JobView) -> list[tuple[str, str]]:
+def _place_facts(job: JobView, view: View) -> list[tuple[str, str]]:
     label, command = "Command", job.command
     if job.argv is not None:
         import shlex
@@ -249,13 +250,13 @@ def _place_facts(job: JobView) -> list[tuple[str, str]]:
         (label, printable(command or "")),
         ("Script", "" if job.script_bytes is None else f"{job.script_bytes} bytes"),
         ("Directory", printable(job.cwd or "")),
-        ("Output", printable(_file_of(job, job.output))),
-        ("Error", printable(_file_of(job, job.error))),
+        ("Output", printable(_file_of(job, job.output, view))),
+        ("Error", printable(_file_of(job, job.error, view))),
     ]
 
 
-def _file_of(job: JobView, pattern: bytes | None) -> bytes:
+def _file_of(job: JobView, pattern: bytes | None, view: View) -> bytes:
     """Where its output goes: the pattern filled in as the daemon does, in the job's directory."""
     name, user = job.name or "", job.user or ""
-    filled = fill_pattern(pattern or b"", job_id=job.job_id, name=name, user=user)
+    filled = fill_pattern(pattern or b"", job_id=job.job_id, name=name, user=user, host=view.host)
     return os.path.join(job.cwd or b"", filled) if filled else b""

@@ -8,10 +8,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Unpack
 
 from gpusched_client.errors import Invalid
+from gpusched_client.terms import unknown_marks
 from gpusched_client.wire.job_options import JobKeywords, fields_of
 from gpusched_client.wire.limits import RLIMIT_NAMES
 from gpusched_client.wire.submit_messages import JobRequest
@@ -21,6 +22,10 @@ Word = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
 _DEFAULT_NAME_CHARS_MAX = 64
 _NOT_IN_NAMES = r"[^-A-Za-z0-9_.+]+"
+_PYTHON = rb"(?:.*/)?python[\d.]*"
+# What Python makes of LC_CTYPE at its start in the C locale (PEP 538), and says so to nobody.
+_COERCED_LOCALES = frozenset({b"C.UTF-8", b"C.utf8", b"UTF-8"})
+_C_LOCALES = frozenset({b"", b"C", b"POSIX"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +41,18 @@ class SubmitKeywords(JobKeywords, total=False):
     """What Client.submit and job_request take by keyword.
 
     One of `shell`, a line for /bin/sh, and `script`, a script's content with its `args`, where no
-    argv is given. `cwd` and `environment` are this process's where they are not given.
+    argv is given; `script_path` is where it was. `cwd` and `environment` are this process's where
+    they are not given. With `check` the job is looked up as it will be at its start: Invalid, with
+    the cure, where its command, directory or a place of its output is not there.
     """
 
     shell: str | bytes | None
     script: str | bytes | None
+    script_path: Word | None
     args: Sequence[Word]
     cwd: Word | None
     environment: Mapping[str, str] | Mapping[bytes, bytes] | None
+    check: bool
 
 
 def job_request(
@@ -58,15 +67,20 @@ def job_request(
     if isinstance(argv, (str, bytes)):
         raise Invalid(f"argv is {argv!r}; give a list of words, or use shell=", {"path": "argv"})
     shell, script = keywords.pop("shell", None), keywords.pop("script", None)
+    script_path = keywords.pop("script_path", None)
     args, cwd = keywords.pop("args", ()), keywords.pop("cwd", None)
-    environment = keywords.pop("environment", None)
+    environment = _environment(keywords.pop("environment", None))
+    is_checked = keywords.pop("check", False)
     options = fields_of(keywords)
     options["name"] = options.get("name") or default_name(argv, shell)
+    for name in ("output", "error"):
+        options[name] = _log_pattern(name, options.get(name), environment)
     request = JobRequest(
-        cwd=_directory(cwd),
-        environment=_environment(environment),
+        cwd=_directory(cwd, environment),
+        environment=environment,
         argv=None if argv is None else _words(argv),
         script=script.encode() if isinstance(script, str) else script,
+        script_path=None if script_path is None else os.path.abspath(os.fsencode(script_path)),
         args=_words(args),
         shell=None if shell is None else os.fsencode(shell),
         umask=current_umask(),
@@ -76,27 +90,93 @@ def job_request(
         **options,
     )
     # Read back what was built, so that a mistake is found here and with the field's name.
-    return JobRequest.from_wire(request.to_wire(), "job")
+    request = JobRequest.from_wire(_with_module_path(request).to_wire(), "job")
+    if not is_checked:
+        return request
+    from gpusched_client.submission.checks import check_request
+
+    check_request(request)
+    return replace(request, checked=True)
 
 
-def _directory(given: Word | None) -> bytes:
+def _directory(given: Word | None, environment: Mapping[bytes, bytes]) -> bytes:
     """Where the job runs: `given`, or where this process is."""
     try:
-        return os.getcwdb() if given is None else os.path.abspath(os.fsencode(given))
+        if given is None:
+            return os.getcwdb()
+        return os.path.abspath(_expanded(os.fsencode(given), environment))
     except FileNotFoundError:
         problem = "the current directory no longer exists; go to another, or name one"
         raise Invalid(problem, {"path": "cwd"}) from None
+
+
+def _expanded(path: bytes, environment: Mapping[bytes, bytes]) -> bytes:
+    """`~/x` below the home directory, which no shell expands in #SBATCH -o ~/x or --output=~/x."""
+    if not path.startswith(b"~"):
+        return path
+    home = environment.get(b"HOME")
+    if home and (path == b"~" or path.startswith(b"~/")):
+        return home + path[1:]
+    return os.path.expanduser(path)
+
+
+def _log_pattern(
+    name: str, pattern: bytes | None, environment: Mapping[bytes, bytes]
+) -> bytes | None:
+    """A pattern for a file's name as it is sent. Invalid for a % that nothing would replace."""
+    if not isinstance(pattern, bytes):
+        return pattern
+    unknown = unknown_marks(pattern)
+    if unknown:
+        known = "%j %A %J id, %a 0, %x name, %u user, %N host, %n %t 0, %s batch, %% a %"
+        problem = f"{unknown[0]} has no meaning in {name} {os.fsdecode(pattern)!r}; use {known}"
+        raise Invalid(problem, {"path": name})
+    return _expanded(pattern, environment)
 
 
 def _words(words: Sequence[Word]) -> tuple[bytes, ...]:
     return tuple([os.fsencode(word) for word in words])
 
 
-def _environment(given: Mapping[str, str] | Mapping[bytes, bytes] | None) -> dict[bytes, bytes]:
-    if given is None:
-        # A name of no bytes can be inherited but not handed on.
-        return {name: value for name, value in os.environb.items() if name}
-    return {os.fsencode(name): os.fsencode(value) for name, value in given.items()}
+def _environment(
+    given: Mapping[str, str] | Mapping[bytes, bytes] | None,
+) -> Mapping[bytes, bytes]:
+    if given is not None:
+        return {os.fsencode(name): os.fsencode(value) for name, value in given.items()}
+    # A name of no bytes can be inherited but not handed on.
+    own = {name: value for name, value in os.environb.items() if name}
+    if own.get(b"LC_CTYPE") in _COERCED_LOCALES:
+        _undo_coercion(own)
+    return own
+
+
+def _undo_coercion(own: dict[bytes, bytes]) -> None:
+    """Give LC_CTYPE as the user had it, if it is this interpreter that set it."""
+    try:
+        with open("/proc/self/environ", "rb") as file:
+            lines = file.read().split(b"\0")
+    except OSError:
+        return
+    first = dict(line.split(b"=", 1) for line in lines if b"=" in line)
+    asked = first.get(b"LC_ALL") or first.get(b"LC_CTYPE") or first.get(b"LANG") or b""
+    if asked not in _C_LOCALES or first.get(b"LC_CTYPE") == own[b"LC_CTYPE"]:
+        return
+    del own[b"LC_CTYPE"]
+    if b"LC_CTYPE" in first:
+        own[b"LC_CTYPE"] = first[b"LC_CTYPE"]
+
+
+def _with_module_path(request: JobRequest) -> JobRequest:
+    """A captured script of Python's finds the modules beside where it was."""
+    if request.script is None or request.script_path is None:
+        return request
+    words = request.script[:256].split(b"\n", 1)[0].removeprefix(b"#!").split()
+    if not any(re.fullmatch(_PYTHON, word) for word in words):
+        return request
+    beside = os.path.dirname(request.script_path)
+    others = request.environment.get(b"PYTHONPATH")
+    path = beside + b":" + others if others else beside
+    return replace(request, environment={**request.environment, b"PYTHONPATH": path})
 
 
 def default_name(argv: Sequence[Word] | None, shell: str | bytes | None) -> str:

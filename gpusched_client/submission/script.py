@@ -9,43 +9,81 @@ import os
 import re
 import shlex
 import stat
-from dataclasses import dataclass
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from gpusched_client.errors import Invalid, TooLarge
-from gpusched_client.submission import slurm
+from gpusched_client.submission.slurm import Given, read_line
 from gpusched_client.wire.limits import PAYLOAD_BYTES_MAX
 
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _SNIFF_BYTES = 64 * 1024
 _SHELLS = rb"(?:ba|da|k|mk|z|fi|a|c|tc)?sh"
 _SHELL_SHEBANG = rb"#!\s*(?:\S*/)?(?:env\s+(?:-\S+\s+)*)?(?:\S*/)?" + _SHELLS + rb"(?:\s|$)"
-_DIRECTIVE = rb"#(GSUB|SBATCH)(?:\s+(.*))?"
+_DIRECTIVE = rb"#(GSUB|SBATCH)(?:[ \t]+(.*))?"
+# What was meant as a line of options: `#SBATCH--gpus=4`, `# sbatch -G 4`; and other schedulers'.
+_ALMOST = rb"#\s*(?:gsub|sbatch)\W*-\s*\w.*|#(?:gsub|sbatch)\W+\S.*"
+_OF_OTHERS = rb"#(?:PBS|BSUB|MSUB|OAR|COBALT|FLUX)\W+-.*|#\$\s+-[a-z].*"
+_WARNED_LINES_MAX = 5
+_WORD = r"""(?:[^\s'"\\]|\\.|'[^']*'|"(?:\\.|[^"\\])*")+"""
 
 
-@dataclass(frozen=True, slots=True)
-class Script:
-    """A captured script: its content, the options in it as gsub takes them, and what to tell."""
+class Script(NamedTuple):
+    """A script: its content, the options in it, and what to tell.
+
+    `path` is where it lies, absolute; None for stdin. `lines` are those of #GSUB: (where, options).
+    One that is not `is_captured` runs from where it lies: what it imports lies beside it.
+    """
 
     content: bytes
-    lines: tuple[tuple[str, tuple[str, ...]], ...] = ()  # (where, options of that line)
+    path: bytes | None = None
+    lines: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    slurm: tuple[Given, ...] = ()
     warnings: tuple[str, ...] = ()
+    is_captured: bool = True
 
     @property
     def options(self) -> tuple[str, ...]:
-        """Those of all lines, in order."""
+        """Those of the #GSUB lines, in order."""
         return tuple([word for _, words in self.lines for word in words])
 
+    @property
+    def place_command(self) -> list[bytes]:
+        """What runs it from where it lies: itself, or its interpreter where it may not be run."""
+        assert self.path is not None, "one that is not captured has a path"
+        if os.access(self.path, os.X_OK):
+            return [self.path]
+        return [*interpreter_words(self.content), self.path]
 
-def is_script(path: str) -> bool:
-    """True for a regular file with a shell's shebang, or with #GSUB or #SBATCH lines."""
+
+def interpreter_words(content: bytes) -> list[bytes]:
+    """The interpreter and its one argument, as the kernel parts a first line; none without #!."""
+    line = content[:256].split(b"\n", 1)[0]
+    return line[2:].strip(b" \t\r").split(None, 1) if line.startswith(b"#!") else []
+
+
+def script_named(path: str) -> Script | None:
+    """The script that a command's first word names, where it names one.
+
+    A regular file with a shell's shebang, or with #GSUB or #SBATCH lines. Raises Invalid.
+    """
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
-            return False
+            return None
         with open(path, "rb") as file:
-            head = file.read(_SNIFF_BYTES)
+            head = file.read(_SNIFF_BYTES).removeprefix(BYTE_ORDER_MARK)
     except (OSError, ValueError):
-        return False
-    first_line = head.split(b"\n", 1)[0]
-    return re.match(_SHELL_SHEBANG, first_line) is not None or bool(_directives(head))
+        return None
+    if is_shells(head):
+        return read_script(path)
+    if not any(line.is_taken for line in _directives(head)):
+        return None
+    return script_of(head, path, path)._replace(is_captured=False)
+
+
+def is_shells(content: bytes) -> bool:
+    """Whether a shell's shebang begins it."""
+    return re.match(_SHELL_SHEBANG, content.split(b"\n", 1)[0]) is not None
 
 
 def read_script(path: str) -> Script:
@@ -56,11 +94,12 @@ def read_script(path: str) -> Script:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise Invalid(f"cannot read the script {path!r}: {reason}") from error
-    return script_of(content, path)
+    return script_of(content, path, path)
 
 
-def script_of(content: bytes, source: str) -> Script:
+def script_of(content: bytes, source: str, path: str | None = None) -> Script:
     """A script's content with the options found in it; `source` names it in messages."""
+    content = content.removeprefix(BYTE_ORDER_MARK)
     if len(content) > PAYLOAD_BYTES_MAX:
         raise TooLarge(
             f"script {source!r} is longer than {PAYLOAD_BYTES_MAX} bytes; "
@@ -71,37 +110,84 @@ def script_of(content: bytes, source: str) -> Script:
             f"script {source!r} does not begin with #!; let its first line name the interpreter, "
             "as in #!/bin/bash"
         )
+    refuse_carriage_return(content, source)
     lines: list[tuple[str, tuple[str, ...]]] = []
-    warnings: list[str] = []
-    for line, kind, words in _directives(content):
-        here = f"{source}: line {line}"
-        if kind == "GSUB":
-            lines.append((here, tuple(_gsub_words(words, here))))
+    given: list[Given] = []
+    for line in _directives(content):
+        if not line.is_taken:
             continue
-        translation = slurm.translate(_split(words, here), here)
-        lines.append((here, tuple(translation.taken)))
-        warnings += [f"{name} (line {line})" for name in translation.ignored]
-    if warnings:  # one line: a script from elsewhere has a dozen of them
-        warnings = [f"{source}: ignored, because they have no meaning here: {', '.join(warnings)}"]
-    return Script(content, tuple(lines), tuple(warnings))
+        here = f"{source}: line {line.number}"
+        if line.kind == "GSUB":
+            lines.append((here, tuple(_gsub_words(line.text, here))))
+        else:
+            given += read_line(_split(line.text, here), here)
+    where = None if path is None else os.path.abspath(os.fsencode(path))
+    return Script(content, where, tuple(lines), tuple(given), overlooked(content, source))
 
 
-def _directives(content: bytes) -> list[tuple[int, str, str]]:
-    """(line number, GSUB or SBATCH, rest) of the lines before the first that is not a comment."""
-    found = []
-    for index, line in enumerate(content.split(b"\n"), start=1):
+def refuse_carriage_return(content: bytes, source: str) -> None:
+    """Raise Invalid for a first line that names an interpreter whose name ends in CR."""
+    if content.startswith(b"#!") and content.split(b"\n", 1)[0].endswith(b"\r"):
+        raise Invalid(
+            f"line 1 of {source} ends in CR, as files from Windows do, so that no interpreter is "
+            "found; run dos2unix on it, or sed -i 's/\\r$//'"
+        )
+
+
+def overlooked(content: bytes, source: str) -> tuple[str, ...]:
+    """A warning of each line that looks like one of options and is not read as such."""
+    warnings = [
+        f"{source}: line {line.number} is not read: {line.text}"
+        for line in _directives(content)
+        if not line.is_taken
+    ]
+    more = len(warnings) - _WARNED_LINES_MAX
+    return tuple(warnings[:_WARNED_LINES_MAX]) + (
+        (f"{source}: nor are {more} more such lines",) if more > 0 else ()
+    )
+
+
+class _Line(NamedTuple):
+    """A line of options, with the rest of it; or (not is_taken) what only looks like one, why."""
+
+    number: int
+    kind: str
+    text: str
+    is_taken: bool = True
+
+
+def _directives(content: bytes) -> Iterator[_Line]:
+    """Lines of options are those before the first that is not a comment."""
+    first_command: int | None = None
+    for number, line in enumerate(content.split(b"\n"), start=1):
         stripped = line.strip()
-        if stripped and not stripped.startswith(b"#"):
-            break
+        if not stripped.startswith(b"#"):
+            if stripped and first_command is None:
+                first_command = number
+            continue
         match = re.fullmatch(_DIRECTIVE, stripped)
-        if match is not None:
-            found.append((index, match[1].decode(), os.fsdecode(match[2] or b"")))
-    return found
+        if match is not None and first_command is None:
+            yield _Line(number, match[1].decode(), os.fsdecode(match[2] or b""))
+        elif match is not None:
+            why = f"it stands behind line {first_command}, the first command; move it up"
+            yield _Line(number, match[1].decode(), why, is_taken=False)
+        elif re.fullmatch(_ALMOST, stripped, re.IGNORECASE) is not None:
+            word = "GSUB" if b"gsub" in stripped[:8].lower() else "SBATCH"
+            why = f"write it as #{word} --option, or as ##{word} where it is a comment"
+            yield _Line(number, word, why, is_taken=False)
+        elif first_command is None and re.fullmatch(_OF_OTHERS, stripped, re.IGNORECASE):
+            why = "it is for another scheduler; write it as #GSUB --option"
+            yield _Line(number, "", why, is_taken=False)
 
 
 def _split(text: str, here: str) -> list[str]:
+    """Words as a shell has them; a word that begins with # begins a comment."""
+    for word in re.finditer(_WORD, text):
+        if word[0].startswith("#"):
+            text = text[: word.start()]
+            break
     try:
-        return shlex.split(text, comments=True)
+        return shlex.split(text)
     except ValueError as error:
         raise Invalid(f"{here}: {error}; close the quotes") from error
 

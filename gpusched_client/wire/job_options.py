@@ -18,7 +18,14 @@ from enum import Enum
 from typing import Any, ParamSpec, TypedDict, TypeVar, dataclass_transform
 
 from gpusched_client.errors import Invalid
-from gpusched_client.units import MIB, bytes_text, duration_text, parse_bytes, parse_duration
+from gpusched_client.units import (
+    MIB,
+    VRAM_ASKED_BYTES_MIN,
+    bytes_text,
+    duration_text,
+    parse_asked_bytes,
+    parse_duration,
+)
 from gpusched_client.wire.fields import Reader, boolean, integer, octets, one_of, text
 from gpusched_client.wire.limits import (
     CPUS_MAX,
@@ -54,7 +61,8 @@ class Section(Enum):
 class JobOption:
     """One row. The reader says type and limits; what is text there may be parsed from other text.
 
-    `keyword` is its name in Python, where it is not the field's. `slurm` are the names of #SBATCH
+    `keyword` is its name in Python, where it is not the field's. `check` refuses numbers that the
+    wire could carry and that no person can mean. `slurm` are the names of #SBATCH
     that mean the same; `from_slurm` turns their value into ours, or into None where it asks for
     what is done anyway. `words` are for describe_request; `fact` is a name and a value for `gq ID`.
     """
@@ -72,13 +80,14 @@ class JobOption:
         shows_default: bool = False,
         keyword: str = "",
         parse: Callable[[str], float] | None = None,
+        check: Callable[[int], None] = lambda _value: None,
         slurm: tuple[str, ...] = (),
         from_slurm: Callable[[str], str | None] = lambda value: value,
         words: Words = lambda _asked, _limit_s: "",
         is_said_last: bool = False,
         fact: tuple[str, Callable[[JobOptions], str]] | None = None,
     ) -> None:
-        self.reader, self.default, self.parse = reader, default, parse
+        self.reader, self.default, self.parse, self.check = reader, default, parse, check
         self.flags, self.section, self.help, self.metavar = flags, section, help, metavar
         self.shows_default = shows_default
         self.slurm, self.from_slurm = slurm, from_slurm
@@ -100,6 +109,8 @@ class JobOption:
         """What travels, of what a caller gave: amounts may be text, paths become bytes."""
         if isinstance(given, str) and self.parse is not None:
             return self.parse(given)
+        if isinstance(given, int):
+            self.check(given)
         if self.reader.kind == "bytes" and isinstance(given, (str, bytes, os.PathLike)):
             return os.fsencode(given)
         return given
@@ -131,14 +142,34 @@ def _table(cls: type[M]) -> type[M]:
 
 
 def _parse_vram(text: str) -> int:
-    size = parse_bytes(text)
+    size = parse_asked_bytes(text)
     if size == 0:
         raise Invalid(f"{text!r} is not an amount of memory; leave it out to take whole GPUs")
+    if size < VRAM_ASKED_BYTES_MIN:
+        raise Invalid(f"{text!r} is {_too_little_vram()}")
     return size
 
 
+def _too_little_vram() -> str:
+    least = bytes_text(VRAM_ASKED_BYTES_MIN)
+    return f"less than the {least} that a process on a GPU needs at least; write it as 18G"
+
+
+def _check_vram(size: int) -> None:
+    """A number in Python is bytes: 18 would share a GPU as if it took nothing."""
+    if size < VRAM_ASKED_BYTES_MIN:
+        meant = f'; did you mean "{size}G"?' if 0 < size < 1024 else ""
+        raise Invalid(f"vram={size} is in bytes, {_too_little_vram()}{meant}")
+
+
+def _check_memory(size: int) -> None:
+    if size < MEMORY_BYTES_MIN:
+        meant = f'; did you mean "{size}G"?' if 0 < size < 1024 else '; write it as "64G"'
+        raise Invalid(f"memory={size} is in bytes, too little to start a process{meant}")
+
+
 def _parse_memory(text: str) -> int:
-    size = parse_bytes(text)
+    size = parse_asked_bytes(text)
     if size < MIB:
         raise Invalid(f"{text!r} is too little to start a process; leave it out for the default")
     return size
@@ -154,11 +185,6 @@ def _parse_time_limit(text: str) -> int:
 def _time_from_slurm(value: str) -> str:
     """No time is Slurm's word for no limit."""
     return "unlimited" if value and not value.strip("0:-") else value
-
-
-def _memory_from_slurm(value: str) -> str | None:
-    """0 is all of the host's memory, which is what no bound means here."""
-    return None if value == "0" else value
 
 
 # ------------------------------------------------------------------------ a request in words
@@ -259,6 +285,7 @@ class JobOptions(Message):
         help="VRAM on each GPU, such as 18G; shares GPUs. Without it GPUs are taken whole.",
         keyword="vram",
         parse=_parse_vram,
+        check=_check_vram,
         words=_vram_words,
     )
     gpu_model: str | None = option(
@@ -298,8 +325,8 @@ class JobOptions(Message):
         help="Host memory it may use, as 64G.",
         keyword="memory",
         parse=_parse_memory,
+        check=_check_memory,
         slurm=("--mem",),
-        from_slurm=_memory_from_slurm,
         words=_memory_words,
         fact=("Host memory", _memory_fact),
     )
@@ -409,10 +436,6 @@ class JobKeywords(TypedDict, total=False):
     error: str | bytes | os.PathLike[str] | os.PathLike[bytes] | None
     hold: bool
     retries: int
-
-
-# To ignore these options of Slurm would run something else than what was asked for.
-SLURM_REFUSED = ("--array", "-a", "--dependency", "-d", "--begin", "-b", "--wrap")
 
 
 def _rows() -> dict[str, JobOption]:

@@ -181,4 +181,5 @@ def cpu_list(cpus: Iterable[int]) -> str:
 
 
 def _log_path(pattern: bytes, job: Job) -> bytes:
-    return fill_pattern(pattern, job_id=job.job_id, name=job.name, user=job.user)
+    host = os.uname().nodename
+    return fill_pattern(pattern, job_id=job.job_id, name=job.name, user=job.user, host=host)

@@ -16,6 +16,7 @@ from gpusched_client.units import (
     duration_short,
     duration_text,
     format_duration,
+    parse_asked_bytes,
     parse_bytes,
     parse_duration,
     parse_seconds,
@@ -51,6 +52,13 @@ def test_memory_that_is_none_is_refused_with_the_value_and_the_legal_forms(text:
     with pytest.raises(Invalid, match=r"20G, 512M or 1\.5T") as caught:
         parse_bytes(text)
     assert repr(text) in caught.value.message
+
+
+def test_of_a_person_a_size_has_a_unit() -> None:
+    assert parse_asked_bytes("18G") == 18 * GIB
+    assert parse_asked_bytes("7 B") == 7
+    with pytest.raises(Invalid, match=r"'18' has no unit; did you mean 18G, or 18M\?"):
+        parse_asked_bytes("18")
 
 
 @pytest.mark.parametrize(

@@ -46,18 +46,18 @@ def refusing(code: str, message: str) -> dict[str, Handler]:
 @pytest.mark.parametrize(
     ("words", "limit_s", "said"),
     [
-        ("-g 2 -m 18G -t 30 x", 1800, "2 GPUs, 18 GiB each, limit 30 min"),
-        ("-t 30 --retries 1 x", 1800, "1 GPU, limit 30 min, up to 1 retry"),
-        ("x", 86_400, "1 GPU, limit 24 h (default), stopped after that"),
-        ("x", -1, "1 GPU, no limit"),
-        ("-g0 -t unlimited x", -1, "no GPU, no limit"),
-        ("-m 512 -t 90s x", 90, "1 GPU, 512 MiB, limit 90 s"),
+        ("-g 2 -m 18G -t 30 true", 1800, "2 GPUs, 18 GiB each, limit 30 min"),
+        ("-t 30 --retries 1 true", 1800, "1 GPU, limit 30 min, up to 1 retry"),
+        ("true", 86_400, "1 GPU, limit 24 h (default), stopped after that"),
+        ("true", -1, "1 GPU, no limit"),
+        ("-g0 -t unlimited true", -1, "no GPU, no limit"),
+        ("-m 512M -t 90s true", 90, "1 GPU, 512 MiB, limit 90 s"),
         (
-            "-g4 --gpu-model A100 --topology nvlink --hold --retries 2 -t 1-12 x",
+            "-g4 --gpu-model A100 --topology nvlink --hold --retries 2 -t 1-12 true",
             129_600,
             "4 GPUs, model A100, connected by nvlink, limit 1 d 12 h, up to 2 retries, held",
         ),
-        ("-m 1.5T --exclusive -t 2h x", 7200, "1 GPU, 1.5 TiB, exclusive, limit 2 h"),
+        ("-m 1.5T --exclusive -t 2h true", 7200, "1 GPU, 1.5 TiB, exclusive, limit 2 h"),
     ],
 )
 def test_it_says_what_it_understood(
@@ -70,12 +70,13 @@ def test_it_says_what_it_understood(
 def test_every_option_reaches_the_request(serve: Serve, run: Any, tmp_path: Path) -> None:
     server = serve(accepting())
     words = "-g 2 -m 18G --gpu-model A100 --exclusive --topology nvlink -t 2h -J train"
-    words += f" -o %j.out -e %j.err -D {tmp_path} --nice 5 --hold --retries 3 python t.py -g 9"
+    words += f" -o %j.out -e %j.err -D {tmp_path} --nice 5 --hold --retries 3 python -c t.py -g 9"
     run(cli, *words.split())
     job = sent(server)
     taken = {name: job[name] for name in job.keys() - {"environment", "rlimits", "umask"}}
     assert taken == {
-        "argv": [b"python", b"t.py", b"-g", b"9"],
+        "argv": [b"python", b"-c", b"t.py", b"-g", b"9"],
+        "checked": True,
         "gpus": 2,
         "vram_bytes": 18 * GIB,
         "gpu_model": "A100",
@@ -119,7 +120,7 @@ def test_options_end_at_the_first_word_and_words_are_kept_byte_for_byte(
     serve: Serve, run: Any, words: list[str], argv: list[bytes]
 ) -> None:
     server = serve(accepting())
-    assert run(cli, *words).status == 0
+    assert run(cli, "--no-check", *words).status == 0
     assert sent(server)["argv"] == argv
 
 
@@ -137,7 +138,7 @@ def test_the_name_is_legal_and_derived_from_the_command(
     serve: Serve, run: Any, words: list[str], name: str
 ) -> None:
     server = serve(accepting())
-    run(cli, *words)
+    run(cli, "--no-check", *words)
     assert sent(server)["name"] == name
 
 
@@ -167,6 +168,7 @@ def test_a_shell_script_is_captured_with_its_arguments(
     job = sent(server)
     assert job["script"] == b"#!/bin/bash\necho \xff\n"
     assert (job["args"], job["name"], job["gpus"]) == ([b"a", b"--b"], "train.sh", 2)
+    assert job["script_path"] == bytes(tmp_path / "train.sh")
     assert "argv" not in job
 
 
@@ -176,8 +178,7 @@ def test_a_shell_script_is_captured_with_its_arguments(
         (b"#!/bin/sh\n", True),
         (b"#! /usr/bin/env bash\n", True),
         (b"#!/usr/bin/env -S zsh -f\n", True),
-        (b"#!/usr/bin/python3\n#SBATCH -t 5\nprint()\n", True),
-        (b"#!/usr/bin/env python3\n#GSUB -g 2\nprint()\n", True),
+        (b"#!/usr/bin/env python3\n#SBATCH -t 5\nprint()\n", False),
         (b"#!/usr/bin/env python3\nprint()\n#GSUB -g 2\n", False),
         (b"#!/usr/bin/python3\n", False),
         (b"#!/opt/bash/bin/python3\n", False),
@@ -185,13 +186,13 @@ def test_a_shell_script_is_captured_with_its_arguments(
         (b"", False),
     ],
 )
-def test_only_shell_scripts_and_files_with_option_lines_are_captured(
+def test_only_shell_scripts_are_captured(
     serve: Serve, run: Any, tmp_path: Path, content: bytes, is_captured: bool
 ) -> None:
     server = serve(accepting())
     path = tmp_path / "file"
     path.write_bytes(content)
-    assert run(cli, str(path)).status == 0
+    assert run(cli, "--no-check", str(path)).status == 0
     assert ("script" in sent(server)) == is_captured
     assert ("argv" in sent(server)) != is_captured
 
@@ -231,7 +232,7 @@ def test_slurms_option_lines_are_understood_and_strange_ones_warned_about(
     path.write_text(
         "#!/bin/bash\n#SBATCH --job-name=train\n#SBATCH --gres=gpu:a100:2 -t 1-00:00:00\n"
         "#SBATCH -p short --mem 4G\n#SBATCH -o out-%j.txt\n#SBATCH --hold\n"
-        "#SBATCH --nodes=1 --ntasks 1 -N1-2\n#SBATCH --qos=normal --ntasks=4\n"
+        "#SBATCH --nodes=1 --ntasks 1 -N1-2\n#SBATCH --qos=normal\n#SBATCH --ntasks=4\n"
     )
     outcome = run(cli, str(path))
     job = sent(server)
@@ -239,7 +240,7 @@ def test_slurms_option_lines_are_understood_and_strange_ones_warned_about(
     assert (job["time_limit_s"], job["output"], job["hold"]) == (86_400, b"out-%j.txt", True)
     assert outcome.err == (
         f"gsub: {path}: ignored, because they have no meaning here: "
-        "-p (line 4), --qos (line 8), --ntasks (line 8)\n"
+        "-p (line 4), --qos (line 8), --ntasks (line 9)\n"
     )
 
 
@@ -257,13 +258,16 @@ def test_no_time_means_no_limit_in_slurms_lines(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("#!/bin/sh\n#SBATCH --array=1-9\n", "line 2: --array is not supported"),
+        (
+            "#!/bin/sh\n#SBATCH --array=1-9\n",
+            "line 2: --array=1-9 is not supported; submit in a loop",
+        ),
         ("#!/bin/sh\n#GSUB python\n", "line 2: 'python' is not an option"),
         ("#!/bin/sh\n#GSUB -g 2 python\n", "line 2: a script's option lines cannot hold a command"),
-        ("#!/bin/sh\n#SBATCH -N 2\n", "line 2: -N=2: there is one host here; ask for 1"),
+        ("#!/bin/sh\n#SBATCH -N 2\n", "line 2: -N=2 is more than the one host there is"),
         ("#!/bin/sh\n\n#SBATCH --time=1:xx\n", "line 3: Invalid value for '-t' / '--time': '1:xx'"),
         ("#!/bin/sh\n#GSUB -J 'x\n", "line 2: No closing quotation"),
-        ("#!/bin/sh\n#GSUB --colour\n", "job.sh: line 2: No such option '--colour'"),
+        ("#!/bin/sh\n#GSUB --colour\n", "job.sh: line 2: no option --colour is known"),
         ("#!/bin/sh\n#GSUB --wait\n", "line 2: a script's option lines cannot hold --wait"),
         ("echo\n", "does not begin with #!"),
     ],
@@ -313,8 +317,8 @@ def test_a_dry_run_says_where_it_would_start_or_what_it_would_wait_for(
         {"job_ids": [], "reasons": ["2 GPUs are free of 4 needed; expected start 14:20"]},
     ]
     server = serve({"submit": lambda _: results.pop(0)})
-    first = run(cli, "--dry-run", "-g2", "-t", "2h", "x").text
-    golden("gsub-dry-run", first + run(cli, "--dry-run", "-g4", "x").text)
+    first = run(cli, "--dry-run", "-g2", "-t", "2h", "true").text
+    golden("gsub-dry-run", first + run(cli, "--dry-run", "-g4", "true").text)
     assert [params["dry_run"] for _, params in server.requests] == [True, True]
 
 
@@ -346,6 +350,13 @@ def test_usage_errors_explain_themselves(run: Any, golden: Any) -> None:
         [],
         ["-m", "20X", "true"],
         ["-m", "0", "true"],
+        ["-m", "30", "true"],
+        ["-m", "30M", "true"],
+        ["-g", "0", "-m", "8G", "true"],
+        ["-c", "4", "./train"],
+        ["--array=1-3", "true"],
+        ["--grse=gpu:2", "true"],
+        ["list"],
         ["-t", "1:99", "true"],
         ["-t", "0", "true"],
         ["-g", "-1", "true"],

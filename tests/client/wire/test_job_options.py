@@ -8,10 +8,10 @@ import pytest
 from gpusched_client import job_request
 from gpusched_client.commands.gsub import cli as gsub
 from gpusched_client.errors import Invalid
+from gpusched_client.submission.slurm_options import BY_NAME, Fate
 from gpusched_client.wire.job_messages import JobView
 from gpusched_client.wire.job_options import (
     OPTIONS,
-    SLURM_REFUSED,
     JobKeywords,
     JobOption,
     asked_facts,
@@ -37,14 +37,37 @@ def test_every_row_is_a_flag_and_a_field_of_request_and_view(row: JobOption) -> 
 
 def test_no_name_of_slurms_means_two_things() -> None:
     names = [name for row in OPTIONS.values() for name in row.slurm]
-    assert len(names) == len({*names, *SLURM_REFUSED}) - len(SLURM_REFUSED)
+    assert len(names) == len(set(names))
+    assert {BY_NAME[name].fate for name in names} == {Fate.TAKEN}
 
 
 def test_keywords_become_what_travels() -> None:
     asked = job_request(["x"], gpus=2, vram="18G", memory="2G", time_limit="unlimited", output="o")
     assert (asked.gpus, asked.vram_bytes, asked.memory_bytes) == (2, 18 * GIB, 2 * GIB)
     assert (asked.time_limit_s, asked.output, asked.name) == (-1, b"o", "x")
-    assert job_request(["x"], vram=7, time_limit=60).vram_bytes == 7
+    assert job_request(["x"], vram=2**28, time_limit=60).vram_bytes == 2**28
+
+
+@pytest.mark.parametrize(
+    ("keyword", "value", "hint"),
+    [
+        ("vram", 18, 'did you mean "18G"?'),
+        ("vram", 2**28 - 1, "less than the 256 MiB"),
+        ("vram", 0, "less than the 256 MiB"),
+        ("vram", -1, "less than the 256 MiB"),
+        ("vram", True, "less than the 256 MiB"),
+        ("vram", "18", "'18' has no unit; did you mean 18G, or 18M?"),
+        ("vram", "1.5", "'1.5' has no unit"),
+        ("vram", "255M", "less than the 256 MiB"),
+        ("memory", 64, 'did you mean "64G"?'),
+        ("memory", 4000, 'write it as "64G"'),
+        ("memory", "4000", "'4000' has no unit"),
+    ],
+)
+def test_a_size_that_nobody_can_mean_is_refused(keyword: str, value: object, hint: str) -> None:
+    with pytest.raises(Invalid) as caught:
+        OPTIONS[keyword].value(value)
+    assert hint in caught.value.message
 
 
 def test_an_unknown_keyword_is_the_callers_bug() -> None:

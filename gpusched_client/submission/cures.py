@@ -1,0 +1,147 @@
+"""What was probably meant by a command that is not found: the cure in a refusal.
+
+Looks at names in the file system. Must not refuse anything itself.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+
+from gpusched_client.terms import printable
+
+# A job of these does nothing, also where a program of the name exists (POSIX wants one of cd).
+SHELL_WORDS = frozenset(
+    {b"cd", b"alias", b"unalias", b"export", b"unset", b"source", b".", b"set", b"shopt", b"local"}
+    | {b"declare", b"ulimit", b"umask", b"pushd", b"popd", b"eval", b"exec", b"builtin"}
+    | {b"if", b"for", b"while", b"until", b"case", b"function", b"{", b"(", b"!", b"[["}
+)
+_OUR_COMMAND = {
+    "gq": "list queue q squeue status stat jobs job show info ps top qstat bjobs ginfo sinfo",
+    "gq --gpus": "gpus gpu nvidia smi",
+    "gcancel": "cancel scancel kill delete del rm stop qdel bkill gkill",
+    "gctl": "hold release update drain resume reload admin scontrol",
+    "gsub": "submit sub sbatch salloc srun run qsub bsub gbatch add",
+}
+_SHELL_SIGNS = re.compile(rb"&&|\|\||[;|&<>`]|\$\(|\$\{?\w|\n")
+_INTERPRETERS = {
+    b".py": "python3", b".sh": "bash", b".bash": "bash", b".R": "Rscript", b".r": "Rscript",
+    b".jl": "julia", b".pl": "perl", b".js": "node", b".rb": "ruby", b".lua": "lua",
+}  # fmt: skip
+_NAMES_MAX = 20_000  # that are compared
+
+
+def cure_of(argv: tuple[bytes, ...], cwd: bytes, path: bytes) -> str:
+    """Why the command is not found, and what was meant."""
+    command, rest = argv[0], argv[1:]
+    name = printable(command)
+    if command in SHELL_WORDS or command.split(b" ")[0] in SHELL_WORDS:
+        line = printable(b" ".join(argv))
+        also = ", or -D DIR" if command == b"cd" else ""
+        return f"{name} is a word of the shell, not a program; a shell line goes with -c: " + (
+            f"gsub -c {shlex.quote(line + ' && ..' if command == b'cd' else line)}{also}"
+        )
+    if re.match(rb"[A-Za-z_]\w*=", command):
+        return (
+            f"{name} is a variable, not a program; {name} goes before gsub or through env: "
+            f"gsub env {printable(b' '.join(argv))}"
+        )
+    if _SHELL_SIGNS.search(command) or (re.search(rb"\s", command) and not rest):
+        return f"{name} is not a program; a shell line goes with -c: gsub -c {shlex.quote(name)}"
+    if command.startswith(b"~"):
+        return f"{name} is not found: ~ is not expanded here; write it without quotes, or $HOME"
+    if b"/" in command:
+        return _missing_file(os.path.join(cwd, command), name)
+    if os.path.exists(os.path.join(cwd, command)):
+        return _lies_here(os.path.join(cwd, command), command)
+    meant = _ours(name)
+    if meant == "gsub":
+        return f"there is no {name} here; leave the word out, gsub submits what follows"
+    if meant is not None:
+        return f"{name} is not a program; did you mean {meant}?"
+    near = nearest_file(os.path.join(cwd, command)) or _nearest_program(command, path)
+    return f"{name} is not in PATH" + (f"; did you mean {near}?" if near else "")
+
+
+def _ours(name: str) -> str | None:
+    for meant, words in _OUR_COMMAND.items():
+        if name in words.split():
+            return meant
+    return None
+
+
+def _missing_file(path: bytes, name: str) -> str:
+    directory = os.path.dirname(path)
+    if not os.path.isdir(directory):
+        return f"{name} does not exist: {printable(directory)} is no directory"
+    near = nearest_file(path)
+    return f"{name} does not exist" + (f"; did you mean {near}?" if near else "")
+
+
+def _lies_here(path: bytes, command: bytes) -> str:
+    name = printable(command)
+    if os.path.isdir(path):
+        return f"{name} is a directory here, not a program"
+    interpreter = interpreter_for(path)
+    forms = [f"./{name}"] if os.access(path, os.X_OK) or interpreter is None else []
+    if interpreter is not None:
+        forms = [f"./{name}", f"{interpreter} {name}"]
+    if not os.access(path, os.X_OK) and interpreter is None:
+        return (
+            f"{name} lies here and is not executable; is it a program? chmod +x it, then ./{name}"
+        )
+    return f"{name} lies here and is not in PATH; write {' or '.join(forms)}"
+
+
+def not_executable(path: bytes) -> str:
+    """A file that lies there and may not be executed."""
+    name = printable(path)
+    try:
+        if os.statvfs(path).f_flag & os.ST_NOEXEC:
+            return f"{name} lies on a file system from which nothing is executed (noexec)"
+    except OSError:
+        pass
+    interpreter = interpreter_for(path)
+    named = f"; write {interpreter} {name}, or" if interpreter else "; is it a program?"
+    return f"{name} is not executable{named} chmod +x it"
+
+
+def interpreter_for(path: bytes) -> str | None:
+    """What usually runs a file of this ending."""
+    return _INTERPRETERS.get(os.path.splitext(path)[1])
+
+
+def nearest_file(path: bytes) -> str | None:
+    """The name in the same directory that is most like it."""
+    directory, wanted = os.path.split(path)
+    try:
+        names = os.listdir(directory or b".")[:_NAMES_MAX]
+    except OSError:
+        return None
+    found = _nearest(wanted, names)
+    if found is None:
+        return None
+    return (
+        f"./{found}"
+        if os.path.normpath(directory) == os.getcwdb()
+        else printable(directory) + f"/{found}"
+    )
+
+
+def _nearest_program(command: bytes, path: bytes) -> str | None:
+    names: set[bytes] = set()
+    for place in path.split(b":"):
+        try:
+            names.update(os.listdir(place or b"."))
+        except OSError:
+            continue
+    return _nearest(command, sorted(names)[:_NAMES_MAX])
+
+
+def _nearest(wanted: bytes, names: list[bytes]) -> str | None:
+    import difflib
+
+    known = {printable(name): name for name in names}
+    found = difflib.get_close_matches(printable(wanted), known, 1, 0.75)
+    return found[0] if found else None

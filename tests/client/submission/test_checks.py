@@ -1,0 +1,203 @@
+"""What can be known at submit is told at submit, with the cure."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpusched_client import Client, job_request
+from gpusched_client.errors import Invalid
+from tests.client.fake_server import FakeServer, Handler
+
+Serve = Callable[[dict[str, Handler]], FakeServer]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with some files, where the job is to run."""
+    monkeypatch.chdir(tmp_path)
+    for name, content in (
+        ("train.py", "print()\n"),
+        ("train.sh", "#!/bin/bash\n"),
+        ("README.md", "hello\n"),
+        ("lost.sh", "#!/nowhere/bash\n"),
+        ("lost.py", "#!/usr/bin/env python99\n"),
+        ("windows.py", "#!/usr/bin/env python3\r\nprint()\r\n"),
+        ("windows.sh", "cd /tmp\r\n"),
+        ("marked.py", "\ufeff#!/usr/bin/env python3\n"),
+        ("bare.py", "print()\n"),
+    ):
+        Path(name).write_text(content)
+        os.chmod(name, 0o755 if name.startswith(("lost", "windows", "marked", "bare")) else 0o644)
+    Path("programs").mkdir()
+    Path("foreign").write_bytes(b"\x00\x01\x02")
+    os.chmod("foreign", 0o755)
+    return tmp_path
+
+
+def refusal(argv: list[str] | None = None, **keywords: Any) -> str:
+    with pytest.raises(Invalid) as caught:
+        job_request(argv, check=True, **keywords)
+    return caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("argv", "cure"),
+    [
+        (["list"], "did you mean gq?"),
+        (["scancel", "7"], "did you mean gcancel?"),
+        (["srun", "hostname"], "leave the word out"),
+        (["echo a && echo b"], "a shell line goes with -c: gsub -c 'echo a && echo b'"),
+        (["python3 t.py"], "a shell line goes with -c"),
+        (["cd", "/data"], "a shell line goes with -c"),
+        (["source", "venv/bin/activate"], "a shell line goes with -c"),
+        (["A=1", "python3", "t.py"], "A=1 goes before gsub or through env: gsub env A=1 python3"),
+        (["train.py"], "write ./train.py or python3 train.py"),
+        (["./train.py"], "not executable; write python3"),
+        (["trian.sh"], "did you mean ./train.sh?"),
+        (["./trian.sh"], "did you mean ./train.sh?"),
+        (["pyhton3"], "did you mean python3?"),
+        (["./programs"], "is a directory"),
+        (["programs"], "is a directory"),
+        (["README.md"], "is not executable"),
+        (["./README.md"], "is not executable"),
+        (["nowhere/tool"], "is no directory"),
+        (["~/tool"], "~ is not expanded here"),
+        (["./lost.sh"], "its interpreter /nowhere/bash does not exist"),
+        (["./lost.py"], "python99 is not in PATH"),
+        (["./windows.py"], "line 1 of "),
+        (["./marked.py"], "begins with a byte order mark"),
+        (["./bare.py"], "has no #! line, so that a shell would run it; write python3"),
+        (["python3", "trian.py"], "python3 will not find trian.py; did you mean ./train.py?"),
+        (["python3", "-u", "gone.py"], "python3 will not find gone.py"),
+        (["bash", "trian.sh"], "bash will not find trian.sh"),
+        (["bash", "windows.sh"], "line 1 of windows.sh ends in CR"),
+        (["env", "A=1", "python99", "t.py"], "python99 is not in PATH"),
+    ],
+)
+@pytest.mark.usefixtures("here")
+def test_a_command_that_would_not_start_is_refused_with_its_cure(
+    argv: list[str], cure: str
+) -> None:
+    assert cure in refusal(argv)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["true"],
+        ["/bin/sh", "-c", "nothing at all"],
+        ["python3", "-m", "nothing"],
+        ["python3", "-c", "pass"],
+        ["python3", "train.py"],
+        ["python3", "-"],
+        ["bash", "train.sh"],
+        ["bash", "ls"],
+        ["env", "-i", "python99"],
+        ["env", "PATH=/opt/bin", "python99"],
+        ["env"],
+        ["./programs/../train.sh"],
+    ],
+)
+@pytest.mark.usefixtures("here")
+def test_a_command_that_is_there_is_marked_as_seen(argv: list[str]) -> None:
+    Path("train.sh").chmod(0o755)
+    assert job_request(argv, check=True).checked
+    assert not job_request(argv).checked
+
+
+def test_the_lookup_is_in_the_jobs_directory_and_along_the_jobs_path(here: Path) -> None:
+    (here / "programs/tool").write_text("#!/bin/sh\n")
+    (here / "programs/tool").chmod(0o755)
+    assert job_request(["./tool"], cwd="programs", check=True).checked
+    assert job_request(["tool"], environment={"PATH": str(here / "programs")}, check=True).checked
+    assert "tool is not in PATH" in refusal(["tool"], environment={"PATH": "/bin"})
+    # Without PATH, as execvp looks.
+    assert job_request(["true"], environment={}, check=True).checked
+
+
+def test_a_scripts_interpreter_is_looked_up_and_its_lines_end_as_a_shell_expects() -> None:
+    assert "/nowhere/bash does not exist" in refusal(script="#!/nowhere/bash\n")
+    assert "python99 is not in PATH" in refusal(script="#!/usr/bin/env python99\n")
+    assert "line 2 of /x/job.sh ends in CR" in refusal(
+        script=b"#!/bin/bash\nset -e\r\ncd /tmp\r\n", script_path="/x/job.sh"
+    )
+    assert job_request(script="#!/usr/bin/env python3\nprint()\r\n", check=True).checked
+    # What a -c line says is the shell's business.
+    assert job_request(shell="nothing && at all", check=True).checked
+
+
+@pytest.mark.parametrize(
+    ("where", "cure"),
+    [
+        ({"output": "logs/%j.out"}, "is no directory; mkdir -p logs"),
+        ({"error": "logs/%j.err"}, "mkdir -p logs"),
+        ({"output": "$HOME/x"}, "a $ is not expanded here"),
+        ({"output": "programs"}, "is a directory; name a file in it"),
+        ({"output": "programs/"}, "is a directory; name a file in it"),
+        ({"output": "%j/out"}, "no directories are made for a job"),
+        ({"output": "train.py/x"}, "not a directory"),
+        ({"output": "/dev/stdout"}, "the job has no terminal"),
+        ({"cwd": "nowhere"}, "make it first"),
+        ({"cwd": "train.py"}, "is not a directory"),
+    ],
+)
+@pytest.mark.usefixtures("here")
+def test_a_place_that_is_not_there_is_refused_with_its_cure(
+    where: dict[str, str], cure: str
+) -> None:
+    assert cure in refusal(["true"], **where)
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        {"output": "programs/%j-%x-%N.out"},
+        {"output": "/dev/null", "error": "/dev/stdout"},
+        {"output": "train.py"},
+    ],
+)
+@pytest.mark.usefixtures("here")
+def test_a_place_that_can_be_written_is_taken(where: dict[str, str]) -> None:
+    assert job_request(["true"], check=True, **where).checked  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+@pytest.mark.usefixtures("here")
+def test_a_place_that_may_not_be_written_is_refused() -> None:
+    Path("programs").chmod(0o500)
+    assert "may not write into" in refusal(["true"], output="programs/out")
+    Path("README.md").chmod(0o400)
+    assert "may not write to it" in refusal(["true"], output="README.md")
+    Path("programs").chmod(0o000)
+    assert "may not enter" in refusal(["true"], cwd="programs")
+    Path("programs").chmod(0o700)
+
+
+def test_the_home_directory_is_written_as_a_tilde(here: Path) -> None:
+    home = {"HOME": str(here), "PATH": "/bin:/usr/bin"}
+    request = job_request(["true"], output="~/%j.out", cwd="~", environment=home, check=True)
+    assert (request.output, request.cwd) == (bytes(here) + b"/%j.out", bytes(here))
+
+
+def test_a_pattern_with_an_unknown_letter_is_refused_with_those_that_are_known() -> None:
+    with pytest.raises(Invalid, match=r"%q has no meaning in output 'a%q'; use %j"):
+        job_request(["true"], output="a%q")
+    assert job_request(["true"], output="%N-%4j-%%q").output == b"%N-%4j-%%q"
+
+
+@pytest.mark.usefixtures("here")
+def test_submit_in_python_looks_only_where_it_is_told_to(serve: Serve) -> None:
+    server = serve({"submit": lambda _: {"job_ids": [1]}})
+    with Client() as client:
+        with pytest.raises(Invalid, match=r"write \./train\.py or python3 train\.py"):
+            client.submit(["train.py"], check=True)
+        assert server.requests == []
+        assert client.submit(["train.py"]).id == 1
+        assert client.submit(["true"], check=True).id == 1
+    jobs = [params["jobs"][0] for _, params in server.requests]
+    assert [job.get("checked", False) for job in jobs] == [False, True]
