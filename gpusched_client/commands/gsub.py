@@ -252,6 +252,11 @@ def _request(script: Script | None, options: dict[str, Any]) -> JobRequest:
             command = {"argv": [*script.place_command, *words]}
         for warning in _misplaced(words):
             print_err(f"gsub: {warning}")
+    else:
+        from gpusched_client.submission.script import unread
+
+        for warning in unread(words):
+            print_err(f"gsub: {warning}")
     asked = {keyword: options[keyword] for keyword in OPTIONS}
     check = not options["no_check"]
     try:

@@ -9,7 +9,7 @@ import os
 import re
 import shlex
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from gpusched_client.errors import Invalid, TooLarge
@@ -25,6 +25,7 @@ _DIRECTIVE = rb"#(GSUB|SBATCH)(?:[ \t]+(.*))?"
 _ALMOST = rb"#\s*(?:gsub|sbatch)\W*-\s*\w.*|#(?:gsub|sbatch)\W+\S.*"
 _OF_OTHERS = rb"#(?:PBS|BSUB|MSUB|OAR|COBALT|FLUX)\W+-.*|#\$\s+-[a-z].*"
 _WARNED_LINES_MAX = 5
+_LOOKED_AT_WORDS = 4  # of a command: `bash -x job.sh`
 _WORD = r"""(?:[^\s'"\\]|\\.|'[^']*'|"(?:\\.|[^"\\])*")+"""
 
 
@@ -123,6 +124,25 @@ def script_of(content: bytes, source: str, path: str | None = None) -> Script:
             given += read_line(_split(line.text, here), here)
     where = None if path is None else os.path.abspath(os.fsencode(path))
     return Script(content, where, tuple(lines), tuple(given), overlooked(content, source))
+
+
+def unread(argv: Sequence[str]) -> tuple[str, ...]:
+    """Warnings of lines of options in a file that is run as it is, or given to an interpreter."""
+    for word in argv[:_LOOKED_AT_WORDS]:
+        try:
+            if word.startswith("-") or not stat.S_ISREG(os.stat(word).st_mode):
+                continue
+            with open(word, "rb") as file:
+                head = file.read(_SNIFF_BYTES).removeprefix(BYTE_ORDER_MARK)
+        except (OSError, ValueError):
+            continue
+        if not head.startswith(b"#"):
+            continue
+        taken = [line.number for line in _directives(head) if line.is_taken]
+        if taken and word is not argv[0]:
+            return (f"{word}: the options in line {taken[0]} are not read; write gsub {word}",)
+        return overlooked(head, word)
+    return ()
 
 
 def refuse_carriage_return(content: bytes, source: str) -> None:

@@ -244,6 +244,134 @@ def test_slurms_option_lines_are_understood_and_strange_ones_warned_about(
     )
 
 
+@pytest.mark.parametrize(
+    ("words", "gpus", "cpus"),
+    [
+        ("-G 2 -n1 -p short true", 2, None),
+        ("--gpus=a100:2 --cpus-per-task=3 true", 2, 3),
+        ("--cpus-per-gpu=4 -g 3 true", 3, 12),
+        ("--gres=gpu:2 -g 3 true", 3, None),
+        ("--ntasks=4 --gpus-per-task=1 true", 4, 4),
+    ],
+)
+def test_slurms_words_are_understood_on_the_command_line(
+    serve: Serve, run: Any, words: str, gpus: int, cpus: int | None
+) -> None:
+    server = serve(accepting())
+    assert run(cli, *words.split()).status == 0
+    assert (sent(server)["gpus"], sent(server).get("cpus")) == (gpus, cpus)
+
+
+def test_the_command_lines_options_win_over_the_scripts_whoever_words_them(
+    serve: Serve, run: Any, tmp_path: Path
+) -> None:
+    server = serve(accepting())
+    path = tmp_path / "job.sh"
+    path.write_text(
+        "#!/bin/bash\n#SBATCH --gpus-per-task=2 -t 5\n#SBATCH -n 2\n#GSUB -t 7 --cpus 1\n"
+    )
+    run(cli, "-n", "3", "--time-min=1", str(path))
+    job = sent(server)
+    assert (job["gpus"], job["cpus"], job["time_limit_s"]) == (6, 3, 420)
+
+
+def test_slurms_wait_waits(serve: Serve, run: Any) -> None:
+    serve(ended(state="FAILED", exit_code=3))
+    assert run(cli, "-W", "true").status == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "is_said"),
+    [
+        ("#SBATCH -t 5\n", [], True),
+        ("#SBATCH --gres=gpu:1\n", [], False),
+        ("#SBATCH -t 5\n#GSUB -g 1\n", [], False),
+        ("#SBATCH -t 5\n", ["-g", "1"], False),
+        ("#SBATCH -t 5\n", ["-G", "1"], False),
+        ("#GSUB -t 5\n", [], False),
+    ],
+)
+def test_a_script_of_slurms_without_gpus_is_told_that_it_gets_one(
+    serve: Serve, run: Any, tmp_path: Path, text: str, words: list[str], is_said: bool
+) -> None:
+    server = serve(accepting())
+    path = tmp_path / "job.sh"
+    path.write_text(f"#!/bin/bash\n{text}")
+    outcome = run(cli, *words, str(path))
+    assert ("it gets 1 GPU (Slurm would give none: -g 0)" in outcome.err) == is_said
+    assert sent(server).get("gpus", 1) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "warned"),
+    [
+        (["-g", "4", "--dry-run"], "-g"),
+        (["data", "--vram=8G"], "--vram=8G"),
+        (["-t30"], "-t30"),
+        (["--epochs", "4"], None),
+        (["-x"], None),
+        (["--", "-g", "4"], None),
+    ],
+)
+def test_an_option_behind_a_captured_script_is_warned_about(
+    serve: Serve, run: Any, tmp_path: Path, words: list[str], warned: str | None
+) -> None:
+    server = serve(accepting())
+    path = tmp_path / "ns.sh"
+    path.write_text("#!/bin/bash\n")
+    outcome = run(cli, str(path), *words)
+    said = "" if warned is None else f"gsub: {warned} stands behind the script and goes to it"
+    assert outcome.err.startswith(said)
+    assert bool(outcome.err) == (warned is not None)
+    assert sent(server)["args"] == [word.encode() for word in words]
+
+
+def test_options_in_a_file_that_an_interpreter_reads_are_warned_about(
+    serve: Serve, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve(accepting())
+    monkeypatch.chdir(tmp_path)
+    Path("job.sh").write_text("#!/bin/bash\n#SBATCH --gpus=4\n")
+    Path("late.py").write_text("#!/usr/bin/env python3\nimport os\n#SBATCH --gpus=4\n")
+    Path("late.py").chmod(0o755)
+    warning = "gsub: job.sh: the options in line 2 are not read; write gsub job.sh\n"
+    assert run(cli, "bash", "-x", "job.sh").err == warning
+    assert "late.py: line 3 is not read" in run(cli, "./late.py").err
+
+
+def test_a_script_of_another_language_keeps_its_place_and_its_options(
+    serve: Serve, run: Any, tmp_path: Path
+) -> None:
+    server = serve(accepting())
+    path = tmp_path / "train.py"
+    path.write_text("#!/usr/bin/env python3\n#SBATCH --gpus=2\nimport helper\n")
+    run(cli, str(path), "a")
+    job = sent(server)
+    assert job["argv"] == [b"/usr/bin/env", b"python3", bytes(path), b"a"]
+    assert (job["gpus"], job["name"], "script" in job) == (2, "train.py", False)
+
+
+def test_a_captured_script_of_pythons_finds_what_lies_beside_it(
+    serve: Serve, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve(accepting())
+    monkeypatch.setenv("PYTHONPATH", "/other")
+    path = tmp_path / "train.py"
+    path.write_text("#!/usr/bin/env python3\nimport helper\n")
+    run(cli, "--script", str(path))
+    job = sent(server)
+    assert job["environment"][b"PYTHONPATH"] == bytes(tmp_path) + b":/other"
+    assert job["script_path"] == bytes(path)
+
+
+def test_the_check_of_what_is_there_can_be_left_away(serve: Serve, run: Any) -> None:
+    server = serve(accepting())
+    refused = run(cli, "nowhere/tool")
+    assert (refused.status, server.requests) == (2, [])
+    assert run(cli, "--no-check", "nowhere/tool").status == 0
+    assert "checked" not in sent(server)
+
+
 @pytest.mark.parametrize("time", ["-t 0", "--time=0", "--time 0:00", "-t0-00:00:00"])
 def test_no_time_means_no_limit_in_slurms_lines(
     serve: Serve, run: Any, tmp_path: Path, time: str
