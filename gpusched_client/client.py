@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Unpack, overload
 
 from gpusched_client.administration import Administration
-from gpusched_client.errors import StillRunning
+from gpusched_client.errors import Invalid, StillRunning
 from gpusched_client.terms import JobState, parse_states
-from gpusched_client.wire.limits import RESPONSE_JOBS_MAX
+from gpusched_client.wire.limits import IDS_MAX, RESPONSE_JOBS_MAX, TIME_LIMIT_S_MAX
 from gpusched_client.wire.session import PAUSE_S, Session
 from gpusched_client.wire.transport import ConnectionLost
 
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         JobView,
         Outcome,
         QueueResult,
+        WaitResult,
     )
     from gpusched_client.wire.submit_messages import JobRequest, SubmitRequest, SubmitResult
 
@@ -48,11 +49,11 @@ RECONNECT_S = 30.0
 class Client(Administration):
     """A connection to the daemon, opened at the first call.
 
-    `socket_path` None looks where the commands look: GPUSCHED_SOCKET, this user's own daemon,
-    the system's. A call whose reply takes longer than `timeout_s` raises Unavailable; `wait` has
-    its own time-out. When the daemon goes away during a call, or between two, the call is tried
-    again for `reconnect_s`; this is safe, since submissions carry an id and all else but a signal
-    can be repeated. The first connection of all is not waited for.
+    `socket_path` None looks where the commands look: GPUSCHED_SOCKET, the system's daemon where
+    its socket exists, this user's own. A call whose reply takes longer than `timeout_s` raises
+    Unavailable; `wait` has its own time-out. When the daemon goes away during a call, or between
+    two, the call is tried again for `reconnect_s`; this is safe, since submissions carry an id and
+    all else but a signal can be repeated. The first connection of all is not waited for.
     """
 
     def __init__(
@@ -63,7 +64,14 @@ class Client(Administration):
         reconnect_s: float = RECONNECT_S,
     ) -> None:
         path = None if socket_path is None else Path(socket_path)
-        super().__init__(Session(path, timeout_s=timeout_s, reconnect_s=reconnect_s))
+        reply_s, again_s = wait_s(timeout_s, "timeout_s"), wait_s(reconnect_s, "reconnect_s")
+        super().__init__(
+            Session(
+                path,
+                timeout_s=float(TIME_LIMIT_S_MAX) if reply_s is None else reply_s,
+                reconnect_s=float(TIME_LIMIT_S_MAX) if again_s is None else again_s,
+            )
+        )
 
     def __enter__(self) -> Client:
         return self
@@ -177,22 +185,27 @@ class Client(Administration):
 
         Raises StillRunning, a TimeoutError, after timeout_s. Outlasts a restart of the daemon.
         """
+        ids = _ids(job_ids)
+        left_s = wait_s(timeout_s, "timeout_s")
+        deadline = None if left_s is None else time.monotonic() + left_s
+        jobs: list[JobView] = []
+        for part in _parts(ids):
+            result = self._wait_once(part, deadline)
+            if result.timed_out:
+                open_ids = [job.job_id for job in result.jobs if job.state.is_live]
+                shown = ", ".join(map(str, open_ids[:10])) + (", ..." if len(open_ids) > 10 else "")
+                named = f"job {shown} is" if len(open_ids) == 1 else f"jobs {shown} are"
+                raise StillRunning(f"{named} not final after {timeout_s} s", {"job_ids": open_ids})
+            jobs += result.jobs
+        return jobs[0] if isinstance(job_ids, int) else tuple(jobs)
+
+    def _wait_once(self, ids: tuple[int, ...], deadline: float | None) -> WaitResult:
         from gpusched_client.wire.job_messages import WaitRequest
 
-        ids = _ids(job_ids)
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        def left_s() -> float | None:
+            return None if deadline is None else max(0.0, deadline - time.monotonic())
 
-        def request() -> WaitRequest:
-            left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
-            return WaitRequest(ids, left_s)
-
-        result = self._session.call(request, extra_s=timeout_s)
-        if result.timed_out:
-            open_ids = [job.job_id for job in result.jobs if job.state.is_live]
-            shown = ", ".join(map(str, open_ids[:10])) + (", ..." if len(open_ids) > 10 else "")
-            named = f"job {shown} is" if len(open_ids) == 1 else f"jobs {shown} are"
-            raise StillRunning(f"{named} not final after {timeout_s} s", {"job_ids": open_ids})
-        return result.jobs[0] if isinstance(job_ids, int) else result.jobs
+        return self._session.call(lambda: WaitRequest(ids, left_s()), extra_s=left_s())
 
     def watch(self, since: int | None = None) -> Iterator[Event]:
         """Events as they happen, over a connection of its own; `since` is the last id seen.
@@ -244,8 +257,11 @@ class Client(Administration):
         """End jobs, queued or running, or send running ones a signal; one outcome per id."""
         from gpusched_client.wire.job_messages import CancelRequest
 
-        request = CancelRequest(_ids(job_ids), signal, reason)
-        return self._session.call(request, repeatable=signal is None).outcomes
+        outcomes: list[Outcome] = []
+        for ids in _parts(_ids(job_ids)):
+            request = CancelRequest(ids, signal, reason)
+            outcomes += self._session.call(request, repeatable=signal is None).outcomes
+        return tuple(outcomes)
 
     def update(
         self,
@@ -261,15 +277,17 @@ class Client(Administration):
         from gpusched_client.wire.job_messages import UpdateRequest
         from gpusched_client.wire.job_options import OPTIONS
 
-        request = UpdateRequest(
-            _ids(job_ids),
-            time_limit_s=OPTIONS["time_limit"].value(time_limit),
-            nice=nice,
-            name=name,
-            hold=hold,
-            vram_bytes=OPTIONS["vram"].value(vram),
-        )
-        return self._session.call(request).outcomes
+        changes = {
+            "time_limit_s": OPTIONS["time_limit"].value(time_limit),
+            "nice": nice,
+            "name": name,
+            "hold": hold,
+            "vram_bytes": OPTIONS["vram"].value(vram),
+        }
+        outcomes: list[Outcome] = []
+        for ids in _parts(_ids(job_ids)):
+            outcomes += self._session.call(UpdateRequest(ids, **changes)).outcomes
+        return tuple(outcomes)
 
     def top(self, job_id: int) -> Outcome:
         """Put a waiting job first: before your own others, or as an admin before all."""
@@ -284,7 +302,31 @@ def _states(named: Iterable[JobState | str]) -> tuple[JobState, ...]:
 
 
 def _ids(job_ids: int | Iterable[int]) -> tuple[int, ...]:
-    return (job_ids,) if isinstance(job_ids, int) else tuple(job_ids)
+    if isinstance(job_ids, int):
+        return (job_ids,)
+    ids = tuple(job_ids) if isinstance(job_ids, Iterable) else (None,)
+    if not all(isinstance(job_id, int) for job_id in ids):
+        raise Invalid(f"{job_ids!r} is neither a job's id nor several; ids are numbers")
+    return ids
+
+
+def _parts(ids: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """So many at a time as one request may name; none at all are one request as well."""
+    for start in range(0, max(1, len(ids)), IDS_MAX):
+        yield ids[start : start + IDS_MAX]
+
+
+def wait_s(given: float | None, name: str) -> float | None:
+    """A time to wait, in seconds; None (also for infinity) waits for ever. Raises Invalid."""
+    if given is None or given == float("inf"):
+        return None
+    if not isinstance(given, (int, float)) or not 0 <= given <= TIME_LIMIT_S_MAX:  # nan is neither
+        raise Invalid(
+            f"{name}={given!r} is not a time to wait; give seconds from 0 to {TIME_LIMIT_S_MAX}, "
+            "or None to wait for ever",
+            {"path": name},
+        )
+    return given
 
 
 def new_submission_id() -> str:

@@ -6,7 +6,10 @@ Owns the names of places. Creates, opens and checks nothing.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+
+from gpusched_client.errors import Invalid
 
 APP = "gpuschedd"
 SOCKET_NAME = "gpuschedd.sock"
@@ -19,29 +22,38 @@ SYSTEM_CONFIG = Path("/etc/gpuschedd/config.toml")
 
 
 def user_state_dir() -> Path:
-    """The state directory of this user's own daemon."""
+    """The state directory of this user's own daemon. Raises Invalid for a user without a home."""
     import platformdirs  # slow to import, and most clients are told their socket
 
-    return Path(platformdirs.user_state_dir(APP))
+    return _place(platformdirs.user_state_dir)
 
 
 def user_config() -> Path:
-    """The configuration file of this user's own daemon."""
+    """The configuration file of this user's own daemon. Raises Invalid without a home."""
     import platformdirs
 
-    return Path(platformdirs.user_config_dir(APP)) / "config.toml"
+    return _place(platformdirs.user_config_dir) / "config.toml"
+
+
+def _place(directory_of: Callable[[str], str]) -> Path:
+    try:
+        place = Path(directory_of(APP))
+    except RuntimeError as error:  # neither HOME nor an account that names one
+        place = Path(str(error))
+    if not place.is_absolute():
+        raise Invalid(
+            f"uid {os.geteuid()} has no home directory; set HOME, or name the places with options"
+        )
+    return place
 
 
 def user_runtime_dir() -> Path | None:
     """The directory for this user's socket, or None without XDG_RUNTIME_DIR.
 
-    None, since the fallback under /tmp can be created by anyone before us.
+    None, since a fallback under /tmp, as platformdirs has it, can be created by anyone before us.
     """
-    if not os.environ.get("XDG_RUNTIME_DIR"):
-        return None
-    import platformdirs
-
-    return Path(platformdirs.user_runtime_dir(APP))
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    return Path(runtime) / APP if runtime.startswith("/") else None
 
 
 def user_socket() -> Path:
@@ -70,15 +82,21 @@ def socket_path(system: bool) -> Path:
 
 
 def client_sockets() -> list[Path]:
-    """Where a client looks, best first: GPUSCHED_SOCKET alone, else the user's, then the system's.
+    """Where a client looks, best first.
 
-    The user's socket in the state directory counts also where XDG_RUNTIME_DIR is set: the daemon
-    may have been started without it, from cron for instance.
+    GPUSCHED_SOCKET alone; else the system's alone where it exists, so that nobody's own daemon
+    stands before it; else this user's, at its usual place and in the state directory: the daemon
+    may have been started without XDG_RUNTIME_DIR, or this client may run without it.
     """
     named = os.environ.get(SOCKET_ENV)
     if named:
         return [Path(named)]
-    in_state_dir = user_state_dir() / SOCKET_NAME
-    first = user_socket()
+    if os.path.lexists(SYSTEM_SOCKET):
+        return [SYSTEM_SOCKET]
+    try:
+        in_state_dir = user_state_dir() / SOCKET_NAME
+        first = user_socket()
+    except Invalid:
+        return [SYSTEM_SOCKET]
     own = [first] if first == in_state_dir else [first, in_state_dir]
     return [*own, SYSTEM_SOCKET]

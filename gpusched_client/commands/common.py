@@ -10,12 +10,15 @@ import contextlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from gpusched_client import __version__
 from gpusched_client.errors import GpuschedError
+
+if TYPE_CHECKING:
+    from gpusched_client.client import Client
 
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
@@ -35,6 +38,7 @@ class _Answering(click.Command):
     ) -> Any:
         """Run the command; with standalone_mode, end the process with its status."""
         _prepare_streams()
+        _done.clear()
         status = self._status(args, prog_name or self.name, complete_var, **extra)
         if standalone_mode:
             sys.exit(status)
@@ -59,11 +63,13 @@ class _Answering(click.Command):
         except (click.Abort, KeyboardInterrupt):
             return EXIT_INTERRUPTED
         except BrokenPipeError:
-            return _reader_gone()
+            return _reader_left(name)
         except OSError as error:
             _reader_gone()
             where = f" to {error.filename}" if error.filename else ""
-            print_err(f"{name}: cannot write the answer{where}: {error.strerror}")
+            why = f"cannot be written{where}: {error.strerror}"
+            done = f"{_done[-1]}, but " if _done else ""
+            print_err(f"{name}: {done}the answer {why}")
             return EXIT_OUTPUT
         return result if isinstance(result, int) else 0
 
@@ -72,7 +78,7 @@ class _Answering(click.Command):
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
-            return _reader_gone()
+            return _reader_left(str(ctx.command.name))
 
 
 class Command(_Answering):
@@ -91,6 +97,22 @@ def _prepare_streams() -> None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  # open to the end
         elif hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
+
+
+_done: list[str] = []  # what has happened and is not undone where its answer is lost
+
+
+def note_done(text: str) -> None:
+    """Remember what has happened, for the case that the answer cannot be written."""
+    _done.append(text)
+
+
+def _reader_left(name: str | None) -> int:
+    """A reader that left is not worth a word, unless it was to read of what has happened."""
+    status = _reader_gone()
+    if _done:
+        print_err(f"{name}: {_done[-1]}, but nobody reads the answer")
+    return status
 
 
 def _reader_gone() -> int:
@@ -120,6 +142,20 @@ def print_err(text: str) -> None:
         sys.stderr.flush()
     except OSError:
         pass  # nobody reads it
+
+
+def tell_who_answered(command: str, client: Client) -> None:
+    """Say once where it was not the system's daemon, or one whose GPUs are not real."""
+    from gpusched_client import paths
+    from gpusched_client.terms import Mode
+
+    hello = client.hello()
+    is_own = hello.mode == Mode.USER
+    whose = "your own daemon" if is_own else "the system's daemon"
+    if hello.simulated:
+        print_err(f"{command}: {whose} answered; its GPUs are simulated")
+    elif is_own and os.path.lexists(paths.SYSTEM_SOCKET):
+        print_err(f"{command}: {whose} answered, not the system's")
 
 
 class IntRange(click.IntRange):

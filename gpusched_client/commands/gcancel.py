@@ -10,15 +10,16 @@ from gpusched_client.commands.common import (
     CONTEXT_SETTINGS,
     VERSION,
     Command,
+    note_done,
     own_uid,
     print_err,
+    tell_who_answered,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gpusched_client.client import Client
-    from gpusched_client.wire.job_messages import Outcome
 
 
 @click.command(
@@ -48,7 +49,9 @@ def cli(words: tuple[str, ...], **options: Any) -> int:
 
     with Client() as client:
         ids = _chosen_ids(client, words, filters, options)
-        outcomes = _cancel(client, ids, signal, options["reason"])
+        tell_who_answered("gcancel", client)
+        outcomes = client.cancel(ids, signal=signal, reason=options["reason"]) if ids else ()
+        note_done("what was asked is done")
     from gpusched_client.commands.report import report
 
     if not outcomes and not options["as_json"]:
@@ -96,18 +99,6 @@ def _states(text: str | None) -> Any:
     from gpusched_client.terms import parse_states
 
     return None if text is None else parse_states(text)
-
-
-def _cancel(
-    client: Client, ids: Sequence[int], signal: int | None, reason: str | None
-) -> list[Outcome]:
-    from gpusched_client.wire.limits import IDS_MAX
-
-    outcomes: list[Outcome] = []
-    for start in range(0, len(ids), IDS_MAX):
-        part = ids[start : start + IDS_MAX]
-        outcomes.extend(client.cancel(part, signal=signal, reason=reason))
-    return outcomes
 
 
 if __name__ == "__main__":

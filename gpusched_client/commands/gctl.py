@@ -12,6 +12,7 @@ from gpusched_client.commands.common import (
     CONTEXT_SETTINGS,
     VERSION,
     Group,
+    note_done,
     print_err,
     print_out,
     terminal_width,
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gpusched_client.client import Client
-    from gpusched_client.wire.job_messages import Outcome
 
 EXIT_PROBLEMS = 1
 _AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
@@ -166,13 +166,10 @@ def top(word: str, as_json: bool) -> int:
 
 def _update(words: Sequence[str], as_json: bool, **changes: Any) -> int:
     from gpusched_client.commands.report import report
-    from gpusched_client.wire.limits import IDS_MAX
 
-    outcomes: list[Outcome] = []
     with _client() as client:
-        ids = _ids(client, words)
-        for start in range(0, len(ids), IDS_MAX):
-            outcomes.extend(client.update(ids[start : start + IDS_MAX], **changes))
+        outcomes = client.update(_ids(client, words), **changes)
+    note_done("what was asked is done")
     return report("gctl", outcomes, as_json)
 
 

@@ -14,8 +14,10 @@ from gpusched_client.commands.common import (
     own_uid,
     print_err,
     print_out,
+    tell_who_answered,
     terminal_width,
 )
+from gpusched_client.errors import NotFound
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -63,17 +65,27 @@ def cli(words: tuple[str, ...], **options: Any) -> int:
     from gpusched_client.client import Client
 
     with Client() as client:
-        if options["gpus"]:
-            _gpus(client, options)
-        elif options["usage"]:
-            _usage(client, options)
-        elif options["status"] is not None:
+        if options["status"] is not None:
             _status(client, options)
-        elif words:
-            _named(client, words, options)
-        else:
-            _listing(client, options)
+            return 0
+        try:
+            _show_asked(client, words, options)
+        except NotFound:  # it may be another daemon's
+            tell_who_answered("gq", client)
+            raise
+        tell_who_answered("gq", client)
     return 0
+
+
+def _show_asked(client: Client, words: Sequence[str], options: dict[str, Any]) -> None:
+    if options["gpus"]:
+        _gpus(client, options)
+    elif options["usage"]:
+        _usage(client, options)
+    elif words:
+        _named(client, words, options)
+    else:
+        _listing(client, options)
 
 
 def _check(words: Sequence[str], options: dict[str, Any]) -> None:
@@ -147,18 +159,20 @@ def _named(client: Client, words: Sequence[str], options: dict[str, Any]) -> Non
         from gpusched_client.output.json import json_text
 
         job = client.job(ids[0])
-        print_out(json_text(job) if options["as_json"] else job_detail(job, _view()))
+        # With all about it, and in the one shape of every list of jobs.
+        as_json = options["as_json"]
+        print_out(json_text({"jobs": [job], "total": 1}) if as_json else job_detail(job, _view()))
         return
-    from gpusched_client.errors import Invalid, NotFound
+    from gpusched_client.output.outcomes import ranges_text
     from gpusched_client.wire.limits import IDS_MAX
 
-    if len(ids) > IDS_MAX:
-        raise Invalid(f"{len(ids)} jobs; the limit is {IDS_MAX} at once")
-    result = client.jobs(ids)
-    _show(sorted(result.jobs, key=lambda job: job.job_id), len(result.jobs), options)
-    missing = sorted(set(ids) - {job.job_id for job in result.jobs})
+    jobs: list[JobView] = []
+    for start in range(0, len(ids), IDS_MAX):
+        jobs += client.jobs(ids[start : start + IDS_MAX]).jobs
+    _show(sorted(jobs, key=lambda job: job.job_id), len(jobs), options)
+    missing = set(ids) - {job.job_id for job in jobs}
     if missing:
-        raise NotFound(f"no such job: {', '.join(map(str, missing[:10]))}")
+        raise NotFound(f"no such job: {ranges_text(sorted(missing))}")
 
 
 def _listing(client: Client, options: dict[str, Any]) -> None:

@@ -13,8 +13,10 @@ from gpusched_client.commands.common import (
     EXIT_INTERRUPTED,
     VERSION,
     Command,
+    note_done,
     print_err,
     print_out,
+    tell_who_answered,
 )
 from gpusched_client.errors import Invalid
 from gpusched_client.wire.job_options import OPTIONS, Section, describe_request
@@ -302,6 +304,7 @@ def _dry_run(request: JobRequest, options: dict[str, Any]) -> int:
     from gpusched_client.wire.submit_messages import SubmitRequest
 
     with Client() as client:
+        tell_who_answered("gsub", client)
         result = client.submit_request(SubmitRequest((request,), dry_run=True))
     _warn(result)
     if options["as_json"]:
@@ -321,6 +324,7 @@ def _submit(request: JobRequest, options: dict[str, Any]) -> int:
     from gpusched_client.wire.submit_messages import SubmitRequest
 
     with Client(reconnect_s=_WAIT_RECONNECT_S if options["wait"] else 30.0) as client:
+        tell_who_answered("gsub", client)
         try:
             result = client.submit_request(SubmitRequest((request,)))
         except KeyboardInterrupt:
@@ -328,8 +332,9 @@ def _submit(request: JobRequest, options: dict[str, Any]) -> int:
                 "gsub: interrupted while submitting; `gq --me` shows whether the job is there"
             )
             return EXIT_INTERRUPTED
-        _warn(result)
         job_id = result.job_ids[0]
+        note_done(f"job {job_id} is submitted")
+        _warn(result)
         if not (options["wait"] and options["as_json"]):
             _print_submitted(request, result, options)
         return _wait(client, job_id, options) if options["wait"] else 0

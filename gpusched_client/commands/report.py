@@ -13,24 +13,35 @@ if TYPE_CHECKING:
 
     from gpusched_client.wire.job_messages import JobView, Outcome
 
+LINES_MAX = 20  # jobs with a line of their own; more are summed up
 EXIT_TIMEOUT, EXIT_CANCELLED, EXIT_UNKNOWN = 124, 143, 70
 
 
 def report(command: str, outcomes: Iterable[Outcome], as_json: bool) -> int:
-    """One line a job, refusals on stderr; the status is that of the first job that was refused."""
+    """One line a job, or of many a summary; refusals on stderr.
+
+    The status is that of the first job that was refused.
+    """
     from gpusched_client.output.json import json_text
-    from gpusched_client.output.text import refusal_text
+    from gpusched_client.output.outcomes import done_text, refusal_text, summary
 
     outcomes = list(outcomes)
+    refused = [outcome for outcome in outcomes if outcome.code is not None]
+    done = [outcome for outcome in outcomes if outcome.code is None]
     if as_json:
         print_out(json_text({"outcomes": outcomes}))
-    for outcome in outcomes:
-        if outcome.code is not None:
-            print_err(f"{command}: {refusal_text(outcome)}")
-        elif not as_json:
-            print_out(f"job {outcome.job_id}: {printable(outcome.text or 'done')}\n")
-    refused = [outcome.code for outcome in outcomes if outcome.code is not None]
-    return BY_CODE.get(refused[0], Internal).exit_status if refused else 0
+    if len(outcomes) > LINES_MAX:
+        if done and not as_json:
+            print_out(f"{printable(summary(done))}\n")
+        if refused:
+            print_err(f"{command}: {summary(refused)}")
+    else:
+        for outcome in outcomes:
+            if outcome.code is not None:
+                print_err(f"{command}: {refusal_text(outcome)}")
+            elif not as_json:
+                print_out(f"{printable(done_text(outcome))}\n")
+    return BY_CODE.get(str(refused[0].code), Internal).exit_status if refused else 0
 
 
 def exit_status(job: JobView) -> int:

@@ -6,7 +6,6 @@ terminal.
 
 from __future__ import annotations
 
-import re
 import time
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,7 @@ from gpusched_client.terms import JobState, printable
 from gpusched_client.units import bytes_short, format_duration
 
 if TYPE_CHECKING:
-    from gpusched_client.wire.job_messages import JobView, Outcome
+    from gpusched_client.wire.job_messages import JobView
 
 NONE = "-"
 
@@ -88,13 +87,6 @@ def _ending_text(job: JobView) -> str:
     if detail.startswith(text):
         return printable(detail)
     return f"{text} ({printable(detail)})" if detail else text
-
-
-def refusal_text(outcome: Outcome) -> str:
-    """Why one job was left as it is; names the job once."""
-    text = outcome.text or str(outcome.code)
-    named = re.search(rf"\bjob {outcome.job_id}\b", text) is not None
-    return text if named else f"job {outcome.job_id}: {text}"
 
 
 def status_word(job: JobView) -> str:

@@ -15,7 +15,7 @@ from gpusched_client.wire.values import AMOUNT, ANY_TEXT, COUNT, SHORT_TEXT, SIZ
 
 @message
 class HelloResult(Response):
-    """Who the daemon is, and who the kernel says you are."""
+    """Who the daemon is, and who the kernel says you are; `simulated`: its GPUs are not real."""
 
     protocol: int = wire(COUNT)
     version: str = wire(SHORT_TEXT)
@@ -23,6 +23,7 @@ class HelloResult(Response):
     uid: int = wire(COUNT)
     user: str = wire(USER)
     admin: bool = wire(boolean)
+    simulated: bool = wire(boolean, default=False)
 
 
 @method("hello", Right.ALL)

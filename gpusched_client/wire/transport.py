@@ -126,12 +126,17 @@ def connect(given: Path | None) -> Connection:
     `given` None looks where all clients look. Raises Unavailable, Denied, Invalid.
     """
     candidates = paths.client_sockets() if given is None else [given]
-    refusals: list[tuple[Path, OSError]] = []
+    refusals: list[tuple[Path, str]] = []
     for path in candidates:
         try:
             sock = _open(path)
+        except Invalid as error:
+            if len(candidates) == 1:
+                raise
+            refusals.append((path, error.message))
+            continue
         except OSError as error:
-            refusals.append((path, error))
+            refusals.append((path, (error.strerror or str(error)).lower()))
             continue
         try:
             _check_server(sock, path)
@@ -193,10 +198,15 @@ def _may_be_hidden_root(uid: int, path: Path, uid_map: str | None = None) -> boo
     return place.stat().st_uid == _OVERFLOW_UID and not os.access(place, os.W_OK)
 
 
-def _nobody_there(refusals: list[tuple[Path, OSError]]) -> str:
-    tried = "; ".join(
-        f"{path}: {(error.strerror or str(error)).lower()}" for path, error in refusals
-    )
+def _nobody_there(refusals: list[tuple[Path, str]]) -> str:
+    tried = "; ".join(f"{path}: {why}" for path, why in refusals)
+    if [path for path, _ in refusals] == [paths.SYSTEM_SOCKET] and os.path.lexists(
+        paths.SYSTEM_SOCKET
+    ):
+        return (
+            f"the system's gpuschedd is not reachable ({tried}). Have an administrator start it "
+            f"with `systemctl start gpuschedd.socket`, or name your own with {paths.SOCKET_ENV}."
+        )
     return (
         f"no gpuschedd is reachable ({tried}). Start your own with `gpuschedd` "
         "(without GPUs: `gpuschedd --simulate 4x24G`), have an administrator start the system's "

@@ -17,6 +17,10 @@ import msgpack
 Handler = Callable[[dict[str, Any]], Any]
 
 
+# What commands ask beside their one call; it is not among the kept requests.
+HELLO = {"protocol": 1, "version": "0", "mode": "system", "uid": 0, "user": "root", "admin": False}
+
+
 class Refusal(Exception):
     """What a handler raises to answer with an error."""
 
@@ -89,6 +93,9 @@ class FakeServer:
             sock.close()
 
     def _answer(self, sock: socket.socket, msgid: int, method: str, params: Any) -> None:
+        if method == "hello" and method not in self.handlers:
+            sock.sendall(msgpack.packb([1, msgid, None, HELLO]))
+            return
         self.requests.append((method, params))
         try:
             reply = [1, msgid, None, self.handlers[method](params)]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -305,3 +307,89 @@ def test_every_other_method_returns_its_part_of_the_answer(serve: Serve) -> None
         assert c.stats() == {"passes": 1}
         assert c.drain(0, "fan").uuid == c.resume("GPU-0").uuid == "GPU-0"
         assert c.reload().changed == ("shares",)
+
+
+def test_an_infinite_wait_is_one_without_a_limit(serve: Serve) -> None:
+    server = serve({"wait": lambda _: {"jobs": [JOB_7], "timed_out": False}})
+    with Client(timeout_s=float("inf"), reconnect_s=float("inf")) as c:
+        assert c.wait(7, timeout_s=float("inf")).id == 7
+    assert server.requests == [("wait", {"job_ids": [7]})]
+
+
+@pytest.mark.parametrize("given", [float("nan"), -1, 1e12, float("-inf"), "5", 10**400])
+def test_a_time_that_is_none_is_invalid_and_named(serve: Serve, given: Any) -> None:
+    server = serve({})
+    with (
+        Client() as c,
+        pytest.raises(Invalid, match=r"timeout_s=.* is not a time to wait") as caught,
+    ):
+        c.wait(7, timeout_s=given)
+    assert repr(given) in caught.value.message
+    for name in ("timeout_s", "reconnect_s"):
+        with pytest.raises(Invalid, match=f"{name}=.* is not a time to wait"):
+            Client(**{name: given})
+    assert server.requests == []
+
+
+@pytest.mark.parametrize("given", ["7", 7.0, None, [7, "8"]])
+def test_what_is_no_id_is_invalid_and_named(serve: Serve, given: Any) -> None:
+    serve({})
+    with Client() as c:
+        for call in (c.wait, c.cancel, lambda ids: c.update(ids, hold=True)):
+            with pytest.raises(Invalid, match="ids are numbers"):
+                call(given)
+
+
+def test_more_jobs_than_a_request_may_name_are_named_in_several(serve: Serve) -> None:
+    def outcomes(params: dict[str, Any]) -> Any:
+        return {"outcomes": [{"job_id": job_id} for job_id in params["job_ids"]]}
+
+    def jobs(params: dict[str, Any]) -> Any:
+        return {"jobs": [{**JOB_7, "job_id": job_id} for job_id in params["job_ids"]]}
+
+    server = serve({"cancel": outcomes, "update": outcomes, "wait": jobs})
+    ids = range(1, 2002)
+    with Client() as c:
+        assert [each.job_id for each in c.cancel(ids)] == list(ids)
+        assert [each.job_id for each in c.update(ids, hold=True)] == list(ids)
+        assert [job.id for job in c.wait(ids)] == list(ids)
+    assert [len(params["job_ids"]) for _, params in server.requests] == [1000, 1000, 1] * 3
+
+
+@pytest.mark.parametrize(
+    ("locale", "carried"),
+    [
+        ({}, None),
+        ({"LC_CTYPE": "C"}, b"C"),
+        ({"LANG": "C"}, None),
+        ({"LC_CTYPE": "C.UTF-8"}, b"C.UTF-8"),
+        ({"LANG": "C.UTF-8", "LC_CTYPE": "C.UTF-8"}, b"C.UTF-8"),
+        ({"LC_ALL": "C", "LC_CTYPE": "C.UTF-8"}, b"C.UTF-8"),
+    ],
+)
+def test_a_job_gets_the_environment_that_its_submitter_had(
+    serve: Serve, locale: dict[str, str], carried: bytes | None
+) -> None:
+    """In the C locale the interpreter sets LC_CTYPE, and every process that it starts has it."""
+    server = serve({"submit": lambda _: {"job_ids": [7]}})
+    given = {"PATH": os.environ["PATH"], "GPUSCHED_SOCKET": os.environ["GPUSCHED_SOCKET"], **locale}
+    subprocess.run(
+        [sys.executable, "-m", "gpusched_client.commands.gsub", "true"],
+        env=given,
+        cwd=Path(gpusched_client.__file__).parents[1],
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )
+    ((_, params),) = server.requests
+    environment = params["jobs"][0]["environment"]
+    assert environment.get(b"LC_CTYPE") == carried
+    assert set(environment) - {b"LC_CTYPE"} == {name.encode() for name in given} - {b"LC_CTYPE"}
+
+
+def test_what_a_program_sets_in_its_environment_goes_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLIENT_TEST", "1")
+    monkeypatch.delenv("HOME", raising=False)
+    environment = job_request(["true"]).environment
+    assert environment[b"CLIENT_TEST"] == b"1"
+    assert b"HOME" not in environment

@@ -131,7 +131,7 @@ class Scenario:
         """Note `gq ID --json` of a job as it is now, under its name and a label."""
         status, out, err = self._run("gq", str(self.ids[name]), "--json")
         assert status == 0, err
-        self.shown[f"{name}, {label}"] = json.loads(out)
+        (self.shown[f"{name}, {label}"],) = json.loads(out)["jobs"]
 
     def _note(self, words: list[str], status: int, out: str, err: str) -> Any:
         try:

@@ -28,6 +28,7 @@ async def hello(call: Call, _request: Hello) -> Response:
         uid=call.caller.uid,
         user=call.caller.user,
         admin=call.caller.is_admin,
+        simulated=bool(call.state.config.simulate),
     )
 
 

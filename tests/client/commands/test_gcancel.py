@@ -100,6 +100,37 @@ def test_each_job_has_its_line_and_the_first_failure_gives_the_status(
     assert json.loads(json_outcome.out)["outcomes"][1]["state"] == "COMPLETED"
 
 
+def test_what_became_of_many_is_summed_up_in_ranges(serve: Serve, run: Any) -> None:
+    def cancel(params: dict[str, Any]) -> Any:
+        return {"outcomes": [outcome(job_id) for job_id in params["job_ids"]]}
+
+    def outcome(job_id: int) -> dict[str, Any]:
+        if job_id >= 535:
+            return {"job_id": job_id, "code": "not_found", "text": f"there is no job {job_id}"}
+        if job_id == 300:
+            return {"job_id": 300, "code": "denied", "text": "job 300 belongs to bob"}
+        if 100 <= job_id <= 200:
+            return {
+                "job_id": job_id,
+                "text": "was FAILED already" if job_id % 2 else "was COMPLETED already",
+            }
+        return {"job_id": job_id, "text": "cancelled"}
+
+    server = serve({"cancel": cancel})
+    outcome_of_all = run(cli, "35-10000")
+    assert [len(params["job_ids"]) for _, params in server.requests] == [1000] * 9 + [966]
+    assert outcome_of_all.out == ("cancelled 398: 35-99, 201-299, 301-534; ended before: 100-200\n")
+    assert outcome_of_all.err == "gcancel: job belongs to bob: 300; no such job: 535-10000\n"
+    assert outcome_of_all.status == 77
+
+
+def test_a_summary_of_jobs_far_apart_is_bounded(serve: Serve, run: Any) -> None:
+    serve(with_jobs(*range(1, 1000, 2)))
+    outcome = run(cli, "-u", "me")
+    assert outcome.out.startswith("cancelled 500: 1, 3, 5, ")
+    assert outcome.out.endswith(", 59 and 470 more\n")
+
+
 def test_a_job_that_has_ended_is_no_error(serve: Serve, run: Any) -> None:
     serve({"cancel": lambda _: {"outcomes": [{"job_id": 2, "text": "was COMPLETED already"}]}})
     assert run(cli, "2").status == 0

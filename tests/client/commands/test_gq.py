@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 
 from gpusched_client.commands import gq as gq_module
 from gpusched_client.commands.gq import cli
+from gpusched_client.output.json import json_text
 from tests.client.fake_server import FakeServer, Handler, Refusal
 
 Serve = Callable[[dict[str, Handler]], FakeServer]
@@ -306,10 +308,13 @@ def test_one_job_is_explained_in_full(
     assert server.requests == [("job", {"job_id": job["job_id"]})]
 
 
-def test_one_job_as_json_is_one_object_with_bytes_as_text(serve: Serve, run: Any) -> None:
+def test_one_job_as_json_has_the_shape_of_several_and_all_about_it(serve: Serve, run: Any) -> None:
     serve({"job": lambda _: PENDING_DETAIL})
-    value = json.loads(run(cli, "43", "--json").out)
-    assert value["argv"] == ["python", "my train.py", "\udcff\x1b"]
+    answer = json.loads(run(cli, "43", "--json").out)
+    (value,) = answer["jobs"]
+    assert answer["total"] == 1
+    assert value["argv"] == ["python", "my train.py", "\\xff\x1b"]
+    assert value["argv_base64"] == ["cHl0aG9u", "bXkgdHJhaW4ucHk=", "/xs="]
     assert value["events"] == [
         {"at": "2025-12-31T23:59:00Z", "kind": "submitted", "text": "by bob"}
     ]
@@ -332,6 +337,36 @@ def test_status_is_one_word_and_zero_for_every_known_job(
     serve({"job": lambda _: view(7, state)})
     outcome = run(cli, "--status", "7")
     assert (outcome.status, outcome.out) == (0, f"{word}\n")
+
+
+def test_json_is_valid_for_bytes_and_text_that_are_not_unicode(serve: Serve, run: Any) -> None:
+    job = {**PENDING_DETAIL, "cwd": b"/data/\xff"}
+    serve({"job": lambda _: job, "jobs": lambda _: {"jobs": [job], "total": 1}})
+    for words in (["43"], ["43,44"], []):
+        out = run(cli, "--json", *words).out
+        (value,) = json.loads(out)["jobs"]
+        assert value["cwd"] == "/data/\\xff"
+        assert base64.b64decode(value["cwd_base64"]) == b"/data/\xff"
+        assert "name_base64" not in value
+    # Text that is none comes from a daemon that cannot help it.
+    for text, shown in (
+        ("\udcfe", "\\xfe"),
+        ("\ud800 \udfff", "? ?"),
+        ("\U0001f600", "\U0001f600"),
+    ):
+        assert json.loads(json_text({text: [text]})) == {shown: [shown]}
+
+
+def test_more_ids_than_one_request_may_name_are_asked_for_in_parts(serve: Serve, run: Any) -> None:
+    def jobs(params: dict[str, Any]) -> Any:
+        found = [view(number) for number in params["ids"] if number <= 1500]
+        return {"jobs": found, "total": len(found)}
+
+    server = serve({"jobs": jobs})
+    outcome = run(cli, "1-2500,7000")
+    assert [len(params["ids"]) for _, params in server.requests] == [1000, 1000, 501]
+    assert len(outcome.out.splitlines()) == 1501
+    assert (outcome.status, outcome.err) == (67, "gq: no such job: 1501-2500, 7000\n")
 
 
 def test_unknown_jobs_are_67(serve: Serve, run: Any) -> None:
@@ -444,7 +479,7 @@ def test_an_answer_that_cannot_be_written_is_an_error(serve: Serve) -> None:
     serve(listing([view(1)]))
     result = shell("$GQ >/dev/full")
     assert result.returncode == 74
-    assert result.stderr == "gq: cannot write the answer: No space left on device\n"
+    assert result.stderr == "gq: the answer cannot be written: No space left on device\n"
 
 
 def test_any_locale_can_show_any_name(serve: Serve) -> None:

@@ -39,7 +39,7 @@ def test_without_a_runtime_directory_the_socket_lies_in_the_state_directory(
     assert paths.client_sockets() == [own, tmp_path / "system.sock"]
 
 
-def test_the_users_own_socket_comes_before_the_systems_and_a_named_one_stands_alone(
+def test_the_users_own_is_looked_for_in_the_state_directory_as_well(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     home(monkeypatch, tmp_path, tmp_path / "run")
@@ -50,19 +50,56 @@ def test_the_users_own_socket_comes_before_the_systems_and_a_named_one_stands_al
     assert paths.client_sockets() == [Path("/x/y.sock")]
 
 
-def test_a_dead_socket_is_passed_over_for_the_next_live_one(
+def test_where_the_systems_socket_exists_nobodys_own_daemon_stands_before_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     home(monkeypatch, tmp_path, None)
-    own = paths.user_socket()
-    own.parent.mkdir(parents=True)
-    dead = socket.socket(socket.AF_UNIX)
-    dead.bind(str(own))
-    dead.close()
+    paths.user_socket().parent.mkdir(parents=True)
+    own = FakeServer(paths.user_socket(), {"reload": lambda _: {"changed": ["own"]}})
+    with Client() as c:
+        assert c.reload().changed == ("own",)
     server = FakeServer(tmp_path / "system.sock", {"reload": lambda _: {"changed": []}})
     with Client() as c:
         assert c.reload().changed == ()
+    # Not even where the system's does not answer: jobs would go on to the wrong one unseen.
     server.close()
+    dead = socket.socket(socket.AF_UNIX)
+    dead.bind(str(tmp_path / "system.sock"))
+    dead.close()
+    with Client() as c, pytest.raises(Unavailable, match="the system's gpuschedd is not reach"):
+        c.reload()
+    own.close()
+
+
+def test_a_dead_socket_is_passed_over_for_the_next_live_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    home(monkeypatch, tmp_path, tmp_path / "run")
+    (tmp_path / "run/gpuschedd").mkdir(parents=True)
+    dead = socket.socket(socket.AF_UNIX)
+    dead.bind(str(paths.user_socket()))
+    dead.close()
+    in_state = tmp_path / "state/gpuschedd/gpuschedd.sock"
+    in_state.parent.mkdir(parents=True)
+    server = FakeServer(in_state, {"reload": lambda _: {"changed": []}})
+    with Client() as c:
+        assert c.reload().changed == ()
+    server.close()
+
+
+@pytest.mark.parametrize("state_home", [None, "relative", "/" + 120 * "x"])
+def test_users_without_a_place_of_their_own_reach_the_systems(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, state_home: str | None
+) -> None:
+    home(monkeypatch, tmp_path, None)
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", lambda uid: {}[uid])
+    monkeypatch.delenv("XDG_STATE_HOME")
+    if state_home is not None:
+        monkeypatch.setenv("XDG_STATE_HOME", state_home)
+    assert paths.client_sockets()[-1] == tmp_path / "system.sock"
+    with Client() as c, pytest.raises(Unavailable, match=r"system\.sock: no such file"):
+        c.hello()
 
 
 def test_nobody_there_says_where_it_looked_and_how_to_start_one(
