@@ -9,8 +9,6 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from gpusched_client.errors import Invalid
-
 APP = "gpuschedd"
 SOCKET_NAME = "gpuschedd.sock"
 SOCKET_ENV = "GPUSCHED_SOCKET"
@@ -21,15 +19,19 @@ SYSTEM_STATE_DIR = Path("/var/lib/gpuschedd")
 SYSTEM_CONFIG = Path("/etc/gpuschedd/config.toml")
 
 
+class NoHome(Exception):
+    """This user has no place of their own."""
+
+
 def user_state_dir() -> Path:
-    """The state directory of this user's own daemon. Raises Invalid for a user without a home."""
+    """The state directory of this user's own daemon. Raises NoHome."""
     import platformdirs  # slow to import, and most clients are told their socket
 
     return _place(platformdirs.user_state_dir)
 
 
 def user_config() -> Path:
-    """The configuration file of this user's own daemon. Raises Invalid without a home."""
+    """The configuration file of this user's own daemon. Raises NoHome."""
     import platformdirs
 
     return _place(platformdirs.user_config_dir) / "config.toml"
@@ -41,7 +43,7 @@ def _place(directory_of: Callable[[str], str]) -> Path:
     except RuntimeError as error:  # neither HOME nor an account that names one
         place = Path(str(error))
     if not place.is_absolute():
-        raise Invalid(
+        raise NoHome(
             f"uid {os.geteuid()} has no home directory; set HOME, or name the places with options"
         )
     return place
@@ -96,7 +98,7 @@ def client_sockets() -> list[Path]:
     try:
         in_state_dir = user_state_dir() / SOCKET_NAME
         first = user_socket()
-    except Invalid:
+    except NoHome:
         return [SYSTEM_SOCKET]
     own = [first] if first == in_state_dir else [first, in_state_dir]
     return [*own, SYSTEM_SOCKET]

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from gpusched_client.output.events import sentence
 from gpusched_client.output.table import places, table
 from gpusched_client.output.text import (
     NONE,
@@ -132,13 +134,14 @@ def _fact_line(name: str, value: str) -> str:
 
 
 def _event_line(event: JobEvent, view: View) -> str:
-    return f"{time_text(event.at_s, view.now_s)}  {event.kind}  {event.text}".rstrip()
+    clock = partial(time_text, now_s=view.now_s, exact=True)
+    return f"{clock(event.at_s)}  {sentence(event, clock)}"
 
 
 def _waiting_facts(job: JobView, view: View) -> list[tuple[str, str]]:
     if job.state is not JobState.PENDING:
         return []
-    start = start_text(job, view.now_s)
+    start = start_text(job, view.now_s, exact=True)
     return [
         ("Waits for", reason_text(job)),
         ("Start", "" if start == NONE else start),
@@ -168,7 +171,7 @@ def _number(value: object) -> str:
 
 def _run_facts(job: JobView, view: View) -> list[tuple[str, str]]:
     def at(moment_s: float | None) -> str:
-        return "" if moment_s is None else time_text(moment_s, view.now_s)
+        return "" if moment_s is None else time_text(moment_s, view.now_s, exact=True)
 
     cpu = ""
     if job.cpu_user_s is not None and job.cpu_system_s is not None:

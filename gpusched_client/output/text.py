@@ -18,22 +18,27 @@ if TYPE_CHECKING:
 NONE = "-"
 
 
-def time_text(at_s: float, now_s: float) -> str:
-    """Local time: "14:20" today, "Dec 03 14:20" in this year, else with the year."""
+def time_text(at_s: float, now_s: float, *, exact: bool = False) -> str:
+    """Local time: "14:20" today, "Dec 03 14:20" in this year, else with the year.
+
+    `exact` is to the second, which a table has no room for.
+    """
     then, now = time.localtime(at_s), time.localtime(now_s)
+    clock = "%H:%M:%S" if exact else "%H:%M"
     if then[:3] == now[:3]:
-        return time.strftime("%H:%M", then)
-    return time.strftime("%b %d %H:%M" if then[0] == now[0] else "%Y-%m-%d %H:%M", then)
+        return time.strftime(clock, then)
+    day = "%b %d" if then[0] == now[0] else "%Y-%m-%d"
+    return time.strftime(f"{day} {clock}", then)
 
 
-def start_text(job: JobView, now_s: float) -> str:
+def start_text(job: JobView, now_s: float, *, exact: bool = False) -> str:
     """When it started; before that `by 14:20` (promised) or `expected 14:20`."""
     if job.started_at_s is not None:
-        return time_text(job.started_at_s, now_s)
+        return time_text(job.started_at_s, now_s, exact=exact)
     if job.promised_start_s is not None:
-        return f"by {time_text(job.promised_start_s, now_s)}"
+        return f"by {time_text(job.promised_start_s, now_s, exact=exact)}"
     if job.expected_start_s is not None:
-        return f"expected {time_text(job.expected_start_s, now_s)}"
+        return f"expected {time_text(job.expected_start_s, now_s, exact=exact)}"
     return NONE
 
 

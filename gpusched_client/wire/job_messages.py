@@ -67,11 +67,12 @@ class Reason(Response):
 
 @message
 class JobEvent(Response):
-    """One line of a job's history."""
+    """One line of a job's history: an EventKind's value, its facts, and the same as one text."""
 
     at_s: float = wire(TIME)
     kind: str = wire(SHORT_TEXT)
     text: str = wire(ANY_TEXT, default="")
+    data: Mapping[str, Any] | None = wire(plain_map, default=None)
 
 
 @message

@@ -196,7 +196,7 @@ def command_line(argv: Sequence[bytes], *, has_script: bool, is_cut: bool = Fals
 
 def job_event(event: Event) -> JobEvent:
     """One line of a job's history."""
-    return JobEvent(at_s=event.at_s, kind=event.kind, text=event_text(event))
+    return JobEvent(at_s=event.at_s, kind=event.kind, text=event_text(event), data=dict(event.data))
 
 
 def event_of_another(event: Event, *, hides_name: bool) -> Event:

@@ -316,7 +316,7 @@ def test_one_job_as_json_has_the_shape_of_several_and_all_about_it(serve: Serve,
     assert value["argv"] == ["python", "my train.py", "\\xff\x1b"]
     assert value["argv_base64"] == ["cHl0aG9u", "bXkgdHJhaW4ucHk=", "/xs="]
     assert value["events"] == [
-        {"at": "2025-12-31T23:59:00Z", "kind": "submitted", "text": "by bob"}
+        {"at": "2025-12-31T23:59:00Z", "kind": "submitted", "text": "by bob", "data": None}
     ]
 
 
