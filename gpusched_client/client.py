@@ -30,8 +30,9 @@ from gpusched_client.wire.transport import ConnectionLost
 
 if TYPE_CHECKING:
     from gpusched_client.submission.request import SubmitKeywords, SubmittedJob, Word
-    from gpusched_client.wire.admin_messages import HelloResult, UsageView
+    from gpusched_client.wire.admin_messages import UsageView
     from gpusched_client.wire.gpu_messages import GpusResult, GpuView
+    from gpusched_client.wire.hello_messages import HelloResult
     from gpusched_client.wire.job_messages import (
         Event,
         JobsResult,
@@ -85,7 +86,7 @@ class Client(Administration):
 
     def hello(self) -> HelloResult:
         """Who the daemon is, and who it takes this process for."""
-        from gpusched_client.wire.admin_messages import Hello
+        from gpusched_client.wire.hello_messages import Hello
 
         return self._session.call(Hello())
 

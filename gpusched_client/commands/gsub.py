@@ -183,10 +183,10 @@ def _with_script_options(
 
     Slurm's come before ours, all of them together: their counts depend on each other.
     """
-    from gpusched_client.submission.slurm import translate
-
     in_script: tuple[Given, ...] = () if script is None else script.slurm
     typed: tuple[Given, ...] = ctx.meta["gsub.slurm"]
+    from gpusched_client.submission.slurm import translate
+
     own_gpus = options["gpus"] if _is_given(ctx, "gpus") else None
     slurm = translate((*in_script, *typed), own_gpus)
     lines = [*slurm.lines, *(script.lines if script is not None else ())]

@@ -12,7 +12,7 @@ import stat
 from collections.abc import Iterator
 
 from gpusched_client.errors import Invalid
-from gpusched_client.submission import cures
+from gpusched_client.submission.programs import SHELL_WORDS, interpreter_for
 from gpusched_client.submission.script import (
     BYTE_ORDER_MARK,
     interpreter_words,
@@ -98,7 +98,7 @@ class _Program:
             self._check_command(request.argv)
 
     def _check_command(self, argv: tuple[bytes, ...]) -> None:
-        if argv[0] in cures.SHELL_WORDS:
+        if argv[0] in SHELL_WORDS:
             raise self._missing(argv)
         program = self.find(argv[0])
         if program is None:
@@ -126,13 +126,17 @@ class _Program:
             yield os.path.normpath(os.path.join(self._cwd, place, command))
 
     def _missing(self, argv: tuple[bytes, ...]) -> Invalid:
-        return _refused(cures.cure_of(argv, self._cwd, self._path))
+        from gpusched_client.submission.cures import cure_of
+
+        return _refused(cure_of(argv, self._cwd, self._path))
 
     def _check_program(self, path: bytes) -> None:
         if os.path.isdir(path):
             raise _refused(f"{shown(path)} is a directory; name a program in it")
         if not _may(path, os.X_OK):
-            raise _refused(cures.not_executable(path))
+            from gpusched_client.submission.cures import not_executable
+
+            raise _refused(not_executable(path))
         self._check_executable(path)
 
     def _check_executable(self, path: bytes, depth: int = 0) -> None:
@@ -154,7 +158,7 @@ class _Program:
             )
         elif b"\0" in head[:256] and not _has_foreign_formats():
             raise _refused(f"{shown(path)} is no program that this host can run")
-        elif b"\0" not in head[:256] and (interpreter := cures.interpreter_for(path)):
+        elif b"\0" not in head[:256] and (interpreter := interpreter_for(path)):
             raise _refused(
                 f"{shown(path)} has no #! line, so that a shell would run it; write "
                 f"{interpreter} {shown(path)}, or give it one"
@@ -227,7 +231,9 @@ class _Program:
                 continue
             path = os.path.join(self._cwd, word)
             if not os.path.exists(path) and (is_python or self.find(word) is None):
-                near = cures.nearest_file(path)
+                from gpusched_client.submission.cures import nearest_file
+
+                near = nearest_file(path)
                 hint = f"; did you mean {near}?" if near else f"; it runs in {shown(self._cwd)}"
                 raise _refused(f"{shown(name)} will not find {shown(word)}{hint}")
             if not is_python and os.path.isfile(path):

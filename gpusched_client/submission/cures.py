@@ -9,14 +9,9 @@ import os
 import re
 import shlex
 
+from gpusched_client.submission.programs import SHELL_WORDS, interpreter_for
 from gpusched_client.terms import printable
 
-# A job of these does nothing, also where a program of the name exists (POSIX wants one of cd).
-SHELL_WORDS = frozenset(
-    {b"cd", b"alias", b"unalias", b"export", b"unset", b"source", b".", b"set", b"shopt", b"local"}
-    | {b"declare", b"ulimit", b"umask", b"pushd", b"popd", b"eval", b"exec", b"builtin"}
-    | {b"if", b"for", b"while", b"until", b"case", b"function", b"{", b"(", b"!", b"[["}
-)
 _OUR_COMMAND = {
     "gq": "list queue q squeue status stat jobs job show info ps top qstat bjobs ginfo sinfo",
     "gq --gpus": "gpus gpu nvidia smi",
@@ -25,10 +20,6 @@ _OUR_COMMAND = {
     "gsub": "submit sub sbatch salloc srun run qsub bsub gbatch add",
 }
 _SHELL_SIGNS = re.compile(rb"&&|\|\||[;|&<>`]|\$\(|\$\{?\w|\n")
-_INTERPRETERS = {
-    b".py": "python3", b".sh": "bash", b".bash": "bash", b".R": "Rscript", b".r": "Rscript",
-    b".jl": "julia", b".pl": "perl", b".js": "node", b".rb": "ruby", b".lua": "lua",
-}  # fmt: skip
 _NAMES_MAX = 20_000  # that are compared
 
 
@@ -105,11 +96,6 @@ def not_executable(path: bytes) -> str:
     interpreter = interpreter_for(path)
     named = f"; write {interpreter} {name}, or" if interpreter else "; is it a program?"
     return f"{name} is not executable{named} chmod +x it"
-
-
-def interpreter_for(path: bytes) -> str | None:
-    """What usually runs a file of this ending."""
-    return _INTERPRETERS.get(os.path.splitext(path)[1])
 
 
 def nearest_file(path: bytes) -> str | None:

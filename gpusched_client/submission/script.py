@@ -10,11 +10,13 @@ import re
 import shlex
 import stat
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from gpusched_client.errors import Invalid, TooLarge
-from gpusched_client.submission.slurm import Given, read_line
 from gpusched_client.wire.limits import PAYLOAD_BYTES_MAX
+
+if TYPE_CHECKING:
+    from gpusched_client.submission.slurm import Given
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _SNIFF_BYTES = 64 * 1024
@@ -121,6 +123,8 @@ def script_of(content: bytes, source: str, path: str | None = None) -> Script:
         if line.kind == "GSUB":
             lines.append((here, tuple(_gsub_words(line.text, here))))
         else:
+            from gpusched_client.submission.slurm import read_line
+
             given += read_line(_split(line.text, here), here)
     where = None if path is None else os.path.abspath(os.fsencode(path))
     return Script(content, where, tuple(lines), tuple(given), overlooked(content, source))

@@ -1,4 +1,4 @@
-"""The messages about the daemon: who it is, its health, its accounts, its configuration, a copy."""
+"""The messages about the daemon: its health, its accounts, its configuration, a copy."""
 
 from __future__ import annotations
 
@@ -6,29 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpusched_client.errors import Conflict, Denied, NotFound, StorageError
-from gpusched_client.wire.fields import boolean, list_of, number, octets, plain_map, text
+from gpusched_client.wire.fields import list_of, number, octets, plain_map, text
 from gpusched_client.wire.limits import BACKUP_PIECE_BYTES
 from gpusched_client.wire.message import Response, message, nested, wire
 from gpusched_client.wire.methods import Request, Right, method
 from gpusched_client.wire.values import AMOUNT, ANY_TEXT, COUNT, SHORT_TEXT, SIZE, TEXTS, TIME, USER
-
-
-@message
-class HelloResult(Response):
-    """Who the daemon is, and who the kernel says you are; `simulated`: its GPUs are not real."""
-
-    protocol: int = wire(COUNT)
-    version: str = wire(SHORT_TEXT)
-    mode: str = wire(SHORT_TEXT)
-    uid: int = wire(COUNT)
-    user: str = wire(USER)
-    admin: bool = wire(boolean)
-    simulated: bool = wire(boolean, default=False)
-
-
-@method("hello", Right.ALL)
-class Hello(Request[HelloResult]):
-    """Ask who the daemon is. Costs nothing and changes nothing."""
 
 
 @message

@@ -10,11 +10,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpusched_client.errors import Invalid
-from gpusched_client.wire import admin_messages, gpu_messages, job_messages, submit_messages
+from gpusched_client.wire import (
+    admin_messages,
+    gpu_messages,
+    hello_messages,
+    job_messages,
+    submit_messages,
+)
 from gpusched_client.wire.fields import shown
 from gpusched_client.wire.methods import Request
 
-GROUPS = (submit_messages, job_messages, gpu_messages, admin_messages)
+GROUPS = (hello_messages, submit_messages, job_messages, gpu_messages, admin_messages)
 
 METHODS: Mapping[str, type[Request[Any]]] = {
     kind.method: kind

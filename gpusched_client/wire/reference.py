@@ -17,8 +17,8 @@ from typing import Any
 from gpusched_client import errors
 from gpusched_client.errors import GpuschedError
 from gpusched_client.wire import framing, limits
-from gpusched_client.wire.admin_messages import HelloResult
 from gpusched_client.wire.catalog import GROUPS, METHODS
+from gpusched_client.wire.hello_messages import HelloResult
 from gpusched_client.wire.job_messages import EVENT_METHOD, Event, JobView
 from gpusched_client.wire.job_options import OPTIONS
 from gpusched_client.wire.limits import PROTOCOL_VERSION

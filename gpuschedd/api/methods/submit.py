@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from gpusched_client import __version__
 from gpusched_client.terms import JobId
-from gpusched_client.wire.admin_messages import Hello, HelloResult
+from gpusched_client.wire.hello_messages import Hello, HelloResult
 from gpusched_client.wire.limits import PROTOCOL_VERSION
 from gpusched_client.wire.message import Response
 from gpusched_client.wire.submit_messages import SubmitRequest, SubmitResult

@@ -10,9 +10,9 @@ import pytest
 from gpusched_client.errors import GpuschedError, Invalid, TooLarge
 from gpusched_client.terms import JobState
 from gpusched_client.wire import framing
-from gpusched_client.wire.admin_messages import Hello
 from gpusched_client.wire.catalog import METHODS, read_request
 from gpusched_client.wire.fields import InvalidValue
+from gpusched_client.wire.hello_messages import Hello
 from gpusched_client.wire.job_messages import JobView, UpdateRequest
 from gpusched_client.wire.submit_messages import JobRequest, SubmitRequest, SubmitResult
 
