@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 REPLY_TIMEOUT_S = 30.0
 RECONNECT_S = 30.0
+_LOGS_LOOKED_AT_MAX = 20
 
 
 class Client(Administration):
@@ -107,7 +108,22 @@ class Client(Administration):
         from gpusched_client.submission.request import job_request
 
         request = job_request(argv, **keywords)
-        return self.submit_many([request], submission_id=submission_id)[0]
+        warnings = self.shared_logs(request) if request.checked else ()
+        job = self.submit_many([request], submission_id=submission_id)[0]
+        return replace(job, warnings=(*job.warnings, *warnings)) if warnings else job
+
+    def shared_logs(self, request: JobRequest) -> tuple[str, ...]:
+        """A warning where one of my live jobs has a file of this one's as its log, too."""
+        if request.output is None and request.error is None:
+            return ()
+        from gpusched_client.submission.shared_logs import shared_logs
+
+        return shared_logs(request, self._live_jobs_of)
+
+    def _live_jobs_of(self, uid: int) -> Iterator[JobView]:
+        """All about the newest live jobs of a user: each is a call."""
+        listed = self.jobs(users=[str(uid)], states=["live"], limit=_LOGS_LOOKED_AT_MAX).jobs
+        yield from (self.job(job.job_id) for job in reversed(listed))
 
     def submit_many(
         self, jobs: Iterable[JobRequest], *, submission_id: str | None = None

@@ -305,6 +305,7 @@ def _dry_run(request: JobRequest, options: dict[str, Any]) -> int:
 
     with Client() as client:
         tell_who_answered("gsub", client)
+        _warn_of_shared_logs(request, client)
         result = client.submit_request(SubmitRequest((request,), dry_run=True))
     _warn(result)
     if options["as_json"]:
@@ -325,6 +326,7 @@ def _submit(request: JobRequest, options: dict[str, Any]) -> int:
 
     with Client(reconnect_s=_WAIT_RECONNECT_S if options["wait"] else 30.0) as client:
         tell_who_answered("gsub", client)
+        _warn_of_shared_logs(request, client)
         try:
             result = client.submit_request(SubmitRequest((request,)))
         except KeyboardInterrupt:
@@ -338,6 +340,11 @@ def _submit(request: JobRequest, options: dict[str, Any]) -> int:
         if not (options["wait"] and options["as_json"]):
             _print_submitted(request, result, options)
         return _wait(client, job_id, options) if options["wait"] else 0
+
+
+def _warn_of_shared_logs(request: JobRequest, client: Client) -> None:
+    for warning in client.shared_logs(request):
+        print_err(f"gsub: {warning}")
 
 
 def _warn(result: SubmitResult) -> None:

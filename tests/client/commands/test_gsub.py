@@ -364,6 +364,50 @@ def test_a_captured_script_of_pythons_finds_what_lies_beside_it(
     assert job["script_path"] == bytes(path)
 
 
+@pytest.mark.parametrize(
+    ("words", "warned"),
+    [
+        ("-o out.log", True),
+        ("-o new.log -e ./out.log", True),
+        ("-o %x.log -J out", True),
+        ("-o out-%j.log", False),
+        ("-o %%j.log", False),
+        ("-o other.log", False),
+        ("-o /dev/null", False),
+        ("", False),
+    ],
+)
+def test_a_log_that_a_live_job_of_mine_writes_is_warned_about(
+    serve: Serve,
+    run: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: str,
+    warned: bool,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    job = {"job_id": 7, "state": "RUNNING", "cwd": bytes(tmp_path), "name": "x", "user": "ann"}
+    server = serve(
+        {
+            **accepting(),
+            "jobs": lambda _: {"jobs": [job, {**job, "job_id": 8}], "total": 2},
+            "job": lambda asked: {
+                **job,
+                **asked,
+                "output": b"out.log" if asked["job_id"] == 7 else b"/dev/null",
+            },
+        }
+    )
+    outcome = run(cli, *words.split(), "true")
+    warning = ".log is the log of job 7 as well (running): the later start empties it"
+    assert (warning in outcome.err) == warned
+    methods = [method for method, _ in server.requests]
+    assert (methods[-1], "jobs" in methods) == (
+        "submit",
+        words not in ("", "-o out-%j.log", "-o /dev/null"),
+    )
+
+
 def test_the_check_of_what_is_there_can_be_left_away(serve: Serve, run: Any) -> None:
     server = serve(accepting())
     refused = run(cli, "nowhere/tool")
