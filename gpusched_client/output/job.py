@@ -155,7 +155,9 @@ def _lost_promise_text(job: JobView, view: View) -> str:
     if job.lost_promise_s is None:
         return ""
     cause = (job.lost_promise_cause or "").replace("_", " ")
-    return printable(f"of {time_text(job.lost_promise_s, view.now_s)} was lost: {cause}")
+    return printable(
+        f"of {time_text(job.lost_promise_s, view.now_s, exact=True)} was lost: {cause}"
+    )
 
 
 def _priority_text(job: JobView) -> str:
