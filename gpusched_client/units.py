@@ -56,7 +56,8 @@ def parse_asked_bytes(text: str) -> int:
     size = parse_bytes(text)
     bare = text.strip()
     if size and not bare[-1].isalpha():
-        raise Invalid(f"{text!r} has no unit; did you mean {bare}G, or {bare}M?", {"value": text})
+        unit = "G" if size < 1024 * MIB else "M"  # of a bare number from 1024 on: MiB, as in Slurm
+        raise Invalid(f"{text!r} has no unit; did you mean {bare}{unit}?", {"value": text})
     return size
 
 

@@ -286,12 +286,13 @@ def _in_our_words(error: Invalid, options: dict[str, Any]) -> Invalid:
     """The same with the names of our options instead of the wire's fields."""
     path = str(error.data.get("path", ""))
     field = path.removeprefix("job.")
-    row = next((row for row in OPTIONS.values() if row.field == field), None)
-    if row is None or not error.message.startswith(f"{path}: "):
+    if not error.message.startswith(f"{path}: "):
         return error
-    if not options["gpus"] and row.section is Section.RESOURCES and "0 GPUs" in error.message:
-        return Invalid(f"{row.longest_flag} needs a GPU; -g is 0", error.data)
-    return Invalid(f"{row.longest_flag}: {error.message.removeprefix(f'{path}: ')}", error.data)
+    row = next((row for row in OPTIONS.values() if row.field == field), None)
+    name, text = field if row is None else row.longest_flag, error.message.removeprefix(f"{path}: ")
+    if row is not None and not options["gpus"] and "0 GPUs" in text:
+        return Invalid(f"{name} needs a GPU; -g is 0", error.data)
+    return Invalid(text if field.startswith("argv") else f"{name}: {text}", error.data)
 
 
 # ------------------------------------------------------------------------------------- calls

@@ -29,6 +29,7 @@ _INTERPRETERS_MAX = 4  # the kernel's, of scripts whose interpreter is a script
 _HEAD_BYTES = 4096
 _ELF = b"\x7fELF"
 _PT_INTERP = 3
+_WRAPPERS = frozenset({b"nohup", b"nice", b"time", b"setsid"})  # that run what follows
 # Options of interpreters that take no value, so that the script comes behind them.
 _PYTHON_FLAGS = frozenset("uOBEsSIvqxbdPi")
 _SHELL_FLAGS = frozenset("exuvlfinabhkmpBCEHPT")
@@ -107,6 +108,10 @@ class _Program:
         name = os.path.basename(argv[0])
         if name == b"env":
             self._check_env(argv[1:], b"env")
+        elif name in _WRAPPERS:
+            rest = _behind_options(argv[1:])
+            if rest:
+                self._check_command(rest)
         else:
             self._check_script_argument(name, argv[1:])
 
@@ -239,6 +244,18 @@ class _Program:
             if not is_python and os.path.isfile(path):
                 self._check_text(_head(path), word)
             return
+
+
+def _behind_options(words: tuple[bytes, ...]) -> tuple[bytes, ...]:
+    """What follows `-n 5`, `-5`, `--adjustment=5`; nothing where an option is another one."""
+    while words and words[0].startswith(b"-"):
+        if words[0] == b"-n":
+            words = words[2:]
+        elif re.fullmatch(rb"-n?\d+|--adjustment=.*|-p", words[0]):
+            words = words[1:]
+        else:
+            return ()
+    return words
 
 
 def _refused(text: str) -> Invalid:

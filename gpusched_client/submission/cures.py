@@ -19,6 +19,7 @@ _OUR_COMMAND = {
     "gctl": "hold release update drain resume reload admin scontrol",
     "gsub": "submit sub sbatch salloc srun run qsub bsub gbatch add",
 }
+_SHELL_FUNCTIONS = frozenset({b"conda", b"mamba", b"micromamba", b"module", b"ml", b"nvm"})
 _SHELL_SIGNS = re.compile(rb"&&|\|\||[;|&<>`]|\$\(|\$\{?\w|\n")
 _NAMES_MAX = 20_000  # that are compared
 
@@ -46,6 +47,11 @@ def cure_of(argv: tuple[bytes, ...], cwd: bytes, path: bytes) -> str:
         return _missing_file(os.path.join(cwd, command), name)
     if os.path.exists(os.path.join(cwd, command)):
         return _lies_here(os.path.join(cwd, command), command)
+    if command in _SHELL_FUNCTIONS:
+        return (
+            f"{name} is not in PATH: it may be a function of your shell, which is not there in a "
+            "job; call it in a script that begins with #!/bin/bash -l"
+        )
     meant = _ours(name)
     if meant == "gsub":
         return f"there is no {name} here; leave the word out, gsub submits what follows"

@@ -135,7 +135,8 @@ class Scenario:
         (self.shown[f"{name}, {label}"],) = json.loads(out)["jobs"]
 
     def _note(self, words: list[str], status: int, out: str, err: str) -> Any:
-        err = re.sub(r"^\w+: your own daemon answered; its GPUs are simulated\n", "", err, flags=re.M)
+        note = r"^\w+: your own daemon answered; its GPUs are simulated\n"
+        err = re.sub(note, "", err, flags=re.MULTILINE)
         try:
             answer = json.loads(out)
         except ValueError:

@@ -529,6 +529,7 @@ def test_usage_errors_explain_themselves(run: Any, golden: Any) -> None:
         ["--array=1-3", "true"],
         ["--grse=gpu:2", "true"],
         ["list"],
+        [""],
         ["-t", "1:99", "true"],
         ["-t", "0", "true"],
         ["-g", "-1", "true"],

@@ -77,6 +77,9 @@ def refusal(argv: list[str] | None = None, **keywords: Any) -> str:
         (["bash", "trian.sh"], "bash will not find trian.sh"),
         (["bash", "windows.sh"], "line 1 of windows.sh ends in CR"),
         (["env", "A=1", "python99", "t.py"], "python99 is not in PATH"),
+        (["nice", "-n", "5", "python3", "gone.py"], "python3 will not find gone.py"),
+        (["nohup", "python99"], "python99 is not in PATH"),
+        (["module", "load", "cuda"], "a function of your shell"),
     ],
 )
 @pytest.mark.usefixtures("here")
@@ -100,6 +103,9 @@ def test_a_command_that_would_not_start_is_refused_with_its_cure(
         ["env", "-i", "python99"],
         ["env", "PATH=/opt/bin", "python99"],
         ["env"],
+        ["nice", "-5", "true"],
+        ["nohup"],
+        ["setsid", "--wait", "python99"],
         ["./programs/../train.sh"],
     ],
 )

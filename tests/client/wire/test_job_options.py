@@ -56,12 +56,12 @@ def test_keywords_become_what_travels() -> None:
         ("vram", 0, "less than the 256 MiB"),
         ("vram", -1, "less than the 256 MiB"),
         ("vram", True, "less than the 256 MiB"),
-        ("vram", "18", "'18' has no unit; did you mean 18G, or 18M?"),
+        ("vram", "18", "'18' has no unit; did you mean 18G?"),
         ("vram", "1.5", "'1.5' has no unit"),
         ("vram", "255M", "less than the 256 MiB"),
         ("memory", 64, 'did you mean "64G"?'),
         ("memory", 4000, 'write it as "64G"'),
-        ("memory", "4000", "'4000' has no unit"),
+        ("memory", "4000", "'4000' has no unit; did you mean 4000M?"),
     ],
 )
 def test_a_size_that_nobody_can_mean_is_refused(keyword: str, value: object, hint: str) -> None:
