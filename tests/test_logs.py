@@ -22,7 +22,7 @@ def test_a_line_has_its_facts_and_no_unknown_ones(tmp_path: Path) -> None:
     assert " gpus=0,1\n" in log
     assert " INFO gpu_seen gpu=GPU-" in log
     assert "None" not in log
-    assert "  job_placed\n" in history
+    assert "  placed, without a GPU\n" in history
     assert " \n" not in log
 
 

@@ -228,7 +228,7 @@ def test_gq_shows_what_a_job_used_and_how_it_ended(
         shown = daemon.run("gq", str(killed.id)).stdout
         assert "under-declared: raise --vram" in shown
         assert "Cause:        signal" in shown
-        facts = json.loads(daemon.run("gq", "--json", str(killed.id)).stdout)
+        (facts,) = json.loads(daemon.run("gq", "--json", str(killed.id)).stdout)["jobs"]
         assert (facts["vram_verdict"], facts["cause"]) == ("under-declared", "signal")
         assert facts["vram_peak_bytes"] == 9000 * MIB
         assert facts["energy_j"] > 0
