@@ -395,6 +395,8 @@ def _print_ended(job: JobView) -> None:
 
     if job.state is not JobState.COMPLETED:
         print_err(f"gsub: job {job.job_id} is {job.state}: {gpu_or_reason(job)}")
+    elif job.cause_detail:  # what it left behind, or what its output shows
+        print_err(f"gsub: job {job.job_id}: {job.cause_detail}")
 
 
 if __name__ == "__main__":

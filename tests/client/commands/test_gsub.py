@@ -581,6 +581,13 @@ def test_wait_ends_with_the_jobs_status(
     assert ("job 42 is" in outcome.err) == (status != 0)
 
 
+def test_wait_tells_what_else_was_seen_of_a_job_that_went_well(serve: Serve, run: Any) -> None:
+    detail = "2 processes still ran when the main process ended, and were ended; use wait"
+    serve(ended(state="COMPLETED", exit_code=0, cause="exit", cause_detail=detail))
+    outcome = run(cli, "--wait", "true")
+    assert (outcome.status, outcome.err) == (0, f"gsub: job 42: {detail}\n")
+
+
 def test_wait_with_json_is_the_ended_job(serve: Serve, run: Any) -> None:
     serve(ended(state="FAILED", exit_code=3, ended_at_s=1_767_225_600))
     value = json.loads(run(cli, "--wait", "--json", "true").out)
