@@ -99,6 +99,13 @@ class Normal:
         return value.replace(self._place, "<place>")
 
 
+def without_facts(job: dict[str, Any]) -> dict[str, Any]:
+    """A job without what its events carry: their own face has that, and some of it is chance."""
+    if not job.get("events"):
+        return job
+    return {**job, "events": [{**event, "data": {}} for event in job["events"]]}
+
+
 def without_chance(events: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """One job's events, but COMPLETING only where it lasted: the daemon may see an end at once."""
     pairs = zip(events, [*events[1:], None], strict=True)

@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 
 from tests.face import probe
-from tests.face.normal import Normal, Pattern, Shapes, briefly, without_chance
+from tests.face.normal import Normal, Pattern, Shapes, briefly, without_chance, without_facts
 from tests.face.wire import Refused, Watch, Wire
 from tests.support.daemon import BIN, DaemonProcess, until
 
@@ -132,7 +132,8 @@ class Scenario:
         """Note `gq ID --json` of a job as it is now, under its name and a label."""
         status, out, err = self._run("gq", str(self.ids[name]), "--json")
         assert status == 0, err
-        (self.shown[f"{name}, {label}"],) = json.loads(out)["jobs"]
+        (job,) = json.loads(out)["jobs"]
+        self.shown[f"{name}, {label}"] = without_facts(job)
 
     def _note(self, words: list[str], status: int, out: str, err: str) -> Any:
         note = r"^\w+: your own daemon answered; its GPUs are simulated\n"
