@@ -114,8 +114,9 @@ class Client(Administration):
 
     def shared_logs(self, request: JobRequest) -> tuple[str, ...]:
         """A warning where one of my live jobs has a file of this one's as its log, too."""
-        if request.output is None and request.error is None:
-            return ()
+        patterns = (request.output, request.error)
+        if all(pattern is None or pattern == b"/dev/null" for pattern in patterns):
+            return ()  # the default has the job's id in it
         from gpusched_client.submission.shared_logs import shared_logs
 
         return shared_logs(request, self._live_jobs_of)

@@ -126,7 +126,7 @@ def _log_pattern(
     """A pattern for a file's name as it is sent. Invalid for a % that nothing would replace."""
     if not isinstance(pattern, bytes):
         return pattern
-    unknown = unknown_marks(pattern)
+    unknown = unknown_marks(pattern) if b"%" in pattern else ()
     if unknown:
         known = "%j %A %J id, %a 0, %x name, %u user, %N host, %n %t 0, %s batch, %% a %"
         problem = f"{unknown[0]} has no meaning in {name} {os.fsdecode(pattern)!r}; use {known}"
