@@ -37,6 +37,7 @@ from gpuschedd.gpu.vendors import vendor_of
 from gpuschedd.jobs import holds
 from gpuschedd.jobs.controller import Controller
 from gpuschedd.jobs.state import State, policy_of
+from gpuschedd.jobs.upkeep import Upkeep
 from gpuschedd.logs import log_events, set_up_logging
 from gpuschedd.run.dispatcher import Dispatcher
 from gpuschedd.run.hints import HintSocket
@@ -47,9 +48,11 @@ from gpuschedd.run.spec import LaunchContext, SpecMaker
 from gpuschedd.store.database import (
     DATABASE_NAME,
     StoreBroken,
+    StoreDamaged,
     StoreFull,
     StoreUnusable,
     StoreVanished,
+    typed_opening,
 )
 from gpuschedd.store.history import History
 from gpuschedd.store.writer import Store
@@ -68,7 +71,6 @@ log = logging.getLogger("gpuschedd")
 EX_TEMPFAIL = 75  # another daemon runs here
 EX_CONFIG = 78  # a restart does not help: configuration, database, places
 EX_IOERR = 74
-PRUNE_EVERY_S = 6 * 3600.0
 THREAD_TURN_S = 0.001
 COLLECTOR = (50_000, 20, 100)
 ACCOUNTS_EVERY_S = 60.0
@@ -118,9 +120,10 @@ class Daemon:
         clock = SchedulerClock(self.clock, loaded.mark)
         self._uses_before = loaded.gpu_uses
         self._same_boot = loaded.mark is not None and loaded.mark.boot_id == self.clock.boot_id()
-        with suppress(StoreFull):  # a full disk ends no daemon; what is past its limit goes later
-            store.prune(clock.now_s())
-        state = State.restore(self.settings, loaded, fairshare.Accounts(policy_of(self.settings)))
+        with typed_opening(store.path):
+            state = State.restore(
+                self.settings, loaded, fairshare.Accounts(policy_of(self.settings))
+            )
         self.accounts = NameService(lambda: self.controller.hold_by_config())
         self.controller = Controller(
             store,
@@ -133,7 +136,9 @@ class Daemon:
         )
         if self.settings.names_groups:
             await self.accounts.learn(state.user_of.values())
-        self.controller.restore(loaded.accounts)
+        with typed_opening(store.path):
+            self.controller.restore(loaded.accounts)
+        self.upkeep = Upkeep(self.controller, store.path)
         self._build(store, loaded.instance)
         return await self._serve()
 
@@ -236,7 +241,8 @@ class Daemon:
         if starting.done():
             starting.result()
             helpers += [
-                asyncio.ensure_future(self._prune_regularly()),
+                asyncio.ensure_future(self.upkeep.forget_regularly()),
+                asyncio.ensure_future(self.upkeep.check_regularly()),
                 asyncio.ensure_future(self.dispatcher.look_regularly()),
                 asyncio.ensure_future(self._keep_places()),
                 asyncio.ensure_future(self._feed_watchdog()),
@@ -295,6 +301,9 @@ class Daemon:
             except StoreVanished as gone:
                 log.error("database_vanished error=%s", gone)
                 status = EX_CONFIG
+            except StoreDamaged as damaged:
+                log.error("database_damaged error=%s", damaged)
+                status = EX_CONFIG
             except StoreBroken as broken:
                 log.error("database_io_error error=%s", broken)
                 status = EX_IOERR
@@ -302,6 +311,7 @@ class Daemon:
                 log.exception("stopped_by_bug")
                 status = 70
         self.api.close()
+        self.upkeep.close()
         self.controller.close()
         self.doors.remove_names()
         log.info("stopped")
@@ -367,17 +377,6 @@ class Daemon:
         except GpuschedError as error:
             log.error("reload_refused error=%s", error)
         self.manager.send("READY=1")
-
-    async def _prune_regularly(self) -> None:
-        while True:
-            await asyncio.sleep(PRUNE_EVERY_S)
-            now_s = self.controller.clock.now_s()
-            try:
-                await self.controller.in_database(partial(Store.prune, now_sched_s=now_s))
-            except StoreFull:
-                continue
-            except StoreBroken:
-                return  # the controller ends with it, and the daemon with that
 
     async def _look_for_accounts(self) -> None:
         """Jobs whose account is there again go on."""

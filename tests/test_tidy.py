@@ -29,7 +29,8 @@ IMPURE = frozenset(
 OWNERS = {
     "sqlite3": {
         *(f"gpuschedd/store/{name}.py" for name in ("database", "writer", "history")),
-        *(f"gpuschedd/store/{name}.py" for name in ("queries", "rows", "columns")),
+        *(f"gpuschedd/store/{name}.py" for name in ("queries", "rows", "columns", "census")),
+        *(f"gpuschedd/store/{name}.py" for name in ("checks", "retention", "upgrade")),
     },
     "pynvml": {"gpuschedd/gpu/nvidia/library.py"},
     "subprocess": {

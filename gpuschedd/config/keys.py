@@ -169,6 +169,16 @@ class Jobs:
 
 
 @dataclass(frozen=True, slots=True)
+class Retention:
+    """How long what is past is kept. The rows of the jobs themselves stay."""
+
+    requests_s: float = key(
+        7 * 86_400.0, seconds, "command, script and options of jobs that have ended"
+    )
+    events_s: float = key(90 * 86_400.0, span(3_600.0), "events, audit rows, promises")
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """Everything that can be set. TOML names are the field names without their unit."""
 
@@ -189,6 +199,7 @@ class Config:
     nvml: Nvml = Nvml()
     limits: Limits = Limits()
     jobs: Jobs = Jobs()
+    retention: Retention = Retention()
 
     @property
     def names(self) -> tuple[str, ...]:

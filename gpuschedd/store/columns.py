@@ -154,16 +154,37 @@ def job_crc(values: Mapping[str, Any], grants: tuple[Grant, ...]) -> int:
     return crc([*summed, *sorted(held)])
 
 
+def write_row(db: sqlite3.Connection, job: Job) -> None:
+    """Insert or update it, the columns of its age aside."""
+    values = job_values(job)
+    values["crc"] = job_crc(values, job.grants)
+    names = list(values)
+    updates = ", ".join(f"{name} = excluded.{name}" for name in names if name != "job_id")
+    db.execute(
+        f"INSERT INTO job ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
+        f" ON CONFLICT (job_id) DO UPDATE SET {updates}",
+        tuple(values.values()),
+    )
+
+
 def job_from(row: sqlite3.Row, grants: Mapping[int, tuple[Grant, ...]]) -> Job:
     """A job out of its row and the grants of the jobs of a query. Raises DatabaseError."""
-    fields = _read(_OF_JOB, row)
-    cancel = CancelOrder(**_read(_OF_CANCEL, row)) if row["cancel_at_s"] is not None else None
     held = grants.get(row["job_id"], ()) if row["decided_sched_s"] is not None else ()
-    request = Request(**_read(_OF_REQUEST, row))
-    job = Job(**fields, request=request, cancel=cancel, grants=held)
-    if row["crc"] != job_crc(job_values(job), held):
+    try:
+        job = _job_from(row, held)
+        is_sound = row["crc"] == job_crc(job_values(job), held)
+    except (ValueError, TypeError, ArithmeticError, AttributeError) as error:
+        # A value that is none of its kind, before its checksum could say so.
+        raise sqlite3.DatabaseError(f"the row of job {row['job_id']} is damaged") from error
+    if not is_sound:
         raise sqlite3.DatabaseError(f"the row of job {row['job_id']} is damaged")
     return job
+
+
+def _job_from(row: sqlite3.Row, held: tuple[Grant, ...]) -> Job:
+    fields = _read(_OF_JOB, row)
+    cancel = CancelOrder(**_read(_OF_CANCEL, row)) if row["cancel_at_s"] is not None else None
+    return Job(**fields, request=Request(**_read(_OF_REQUEST, row)), cancel=cancel, grants=held)
 
 
 def _read(columns: tuple[Column, ...], row: sqlite3.Row) -> dict[str, Any]:

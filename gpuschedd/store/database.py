@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 import uuid
@@ -9,15 +10,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from gpuschedd.store.census import read_census
+from gpuschedd.store.in_use import MARK_NAME, Mark, read_mark, sync_directory
 from gpuschedd.store.migrations import MIGRATIONS, NEWEST, Migration
-from gpuschedd.store.rows import meta
+from gpuschedd.store.rows import meta, write_meta
+from gpuschedd.store.wal import has_lost_frames
+from gpuschedd.supervisor.errors import SHORT_ERRNOS, STORAGE_ERRNOS
 
 DATABASE_NAME = "gpuschedd.sqlite3"
 MARKER_NAME = "gpuschedd.instance"  # says that a database existed: an empty one is never made twice
 BUSY_TIMEOUT_S = 10.0
 WAL_PAGES = 250  # 1 MiB: on a small disk it must not take the room that the database grows into
+CHECKED_AT_START_BYTES_MAX = 128 * 2**20  # a larger one is checked beside the service (`checks`)
 _HEADER_BYTES = 100  # of every SQLite file
-_UNTRUSTED = frozenset({sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+_PASSING_ERRNOS = STORAGE_ERRNOS | SHORT_ERRNOS | {errno.EROFS}
+_DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 
 
 class StoreUnusable(Exception):
@@ -40,13 +47,22 @@ class StoreVanished(StoreBroken):
     """Somebody removed or replaced the file in use: what is written to it, nobody ever reads."""
 
 
-def open_database(state_dir: Path) -> tuple[Path, sqlite3.Connection, str]:
+class StoreDamaged(StoreBroken):
+    """What is read is not what was written: a restart finds the same. The daemon exits 78."""
+
+
+def open_database(state_dir: Path) -> tuple[Path, sqlite3.Connection, str, Mark]:
     """Open or create the database in state_dir, checked and at the newest schema.
 
-    Its path, the connection and the instance's id. Raises StoreUnusable (corrupt, newer, vanished)
-    or StoreFull.
+    Its path, the connection, the instance's id and the mark that it is in use. Raises StoreUnusable
+    (corrupt, newer, vanished) or StoreFull.
     """
     path = state_dir / DATABASE_NAME
+    with typed_opening(path):
+        return _opened(state_dir, path)
+
+
+def _opened(state_dir: Path, path: Path) -> tuple[Path, sqlite3.Connection, str, Mark]:
     marker = state_dir / MARKER_NAME
     existed = path.exists()
     if marker.exists() and not existed:
@@ -54,21 +70,71 @@ def open_database(state_dir: Path) -> tuple[Path, sqlite3.Connection, str]:
             f"{path} is gone, but {marker} says that it existed. Restore a backup, or remove "
             f"{marker} to begin with an empty queue and an empty database."
         )
+    reached = read_mark(state_dir)
+    if existed:
+        _require_whole_log(path)
+    connection = connect(path)
     try:
-        connection = connect(path)
         os.chmod(path, 0o600)
         _prepare(connection, path, check=existed, has_content=marker.exists())
         _migrate(connection, path)
-        instance = _instance(connection)
+        commits = read_census(connection).commits
+        if reached is not None and reached > commits:
+            raise StoreUnusable(_lost_text(path, reached - commits))
+        instance = _instance(connection, has_content=marker.exists())
+        mark = Mark(state_dir, commits)
         empty_wal(connection)  # what a killed daemon left there; a full disk leaves it
         _write_marker(marker, instance)
+    except BaseException:
+        connection.close()
+        raise
+    return path, connection, instance, mark
+
+
+@contextmanager
+def typed_opening(path: Path) -> Iterator[None]:
+    """Whatever goes wrong with the database at a start, as StoreUnusable or StoreFull.
+
+    All of it: damage shows itself in places that nobody thought of, and a start that ends with a
+    traceback would be repeated for ever.
+    """
+    try:
+        yield
+    except (StoreUnusable, StoreFull, StoreBroken):
+        raise
     except sqlite3.Error as error:
-        if (passing := _passing(error)) is not None:
+        if (passing := _passing(error, path)) is not None:
             raise type(passing)(f"{path}: {passing}") from error
         raise StoreUnusable(unusable_text(path, error)) from error
+    except MemoryError as error:
+        raise StoreFull(f"{path}: there is not enough memory to read it") from error
     except OSError as error:
-        raise StoreFull(f"{path}: {error}") from error
-    return path, connection, instance
+        if error.errno in _PASSING_ERRNOS:
+            raise StoreFull(f"{path}: {error}") from error
+        raise StoreUnusable(unusable_text(path, error)) from error
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}"
+        raise StoreUnusable(unusable_text(path, what)) from error
+
+
+def _require_whole_log(path: Path) -> None:
+    """Before SQLite opens it: that would throw away what lies behind a damaged frame."""
+    log = path.with_name(f"{path.name}-wal")
+    if has_lost_frames(log):
+        raise StoreUnusable(
+            f"{log} is damaged: committed changes lie behind a page that cannot be read. Restore a "
+            f"backup; or move {log} away and remove {path.with_name(MARK_NAME)} to go on without "
+            "them: jobs may then be forgotten, or run again."
+        )
+
+
+def _lost_text(path: Path, lost: int) -> str:
+    return (
+        f"{path} lacks the last {lost} changes that it had: its -wal file was removed, cut or "
+        "damaged, or an older copy is in its place. Put the -wal file back or restore a backup; "
+        f"then, or to go on with what is there (jobs may be forgotten, or run again), remove "
+        f"{path.with_name(MARK_NAME)}."
+    )
 
 
 def connect(path: Path) -> sqlite3.Connection:
@@ -84,14 +150,30 @@ def _sqlite_code(error: sqlite3.Error) -> int:
     return getattr(error, "sqlite_errorcode", 0) or 0
 
 
-def _passing(error: sqlite3.Error) -> StoreFull | None:
-    """The error as one that passes: no room (also for the shared-memory file), or a long lock."""
+def _passing(error: sqlite3.Error, path: Path | None = None) -> StoreFull | None:
+    """The error as one that passes: no room (also for the shared-memory file), or a long lock.
+
+    So is a file system that is read-only, or files that cannot be opened for now.
+    """
     code = _sqlite_code(error)
-    if code & 0xFF == sqlite3.SQLITE_FULL or code == sqlite3.SQLITE_IOERR_SHMSIZE:
+    kind = code & 0xFF
+    if kind == sqlite3.SQLITE_FULL or code == sqlite3.SQLITE_IOERR_SHMSIZE:
         return StoreFull(f"{error}; free some space")
-    if code & 0xFF == sqlite3.SQLITE_BUSY:
+    if kind == sqlite3.SQLITE_BUSY:
         return StoreBusy(f"{error} by another program; end its transaction")
+    if kind == sqlite3.SQLITE_READONLY or (kind == sqlite3.SQLITE_CANTOPEN and _is_shut(path)):
+        return StoreFull(f"{error}; make its file system and its file writable")
+    if kind == sqlite3.SQLITE_NOMEM:
+        return StoreFull(f"{error}; free some memory")
     return None
+
+
+def _is_shut(path: Path | None) -> bool:
+    """Whether a file that cannot be opened is the file system's fault; None: it was open before."""
+    try:
+        return path is None or bool(os.statvfs(path.parent).f_flag & os.ST_RDONLY)
+    except OSError:
+        return False
 
 
 def empty_wal(db: sqlite3.Connection) -> bool:
@@ -114,9 +196,18 @@ def typed_errors() -> Iterator[None]:
     except sqlite3.Error as error:
         if (passing := _passing(error)) is not None:
             raise passing from error
-        if _sqlite_code(error) & 0xFF in _UNTRUSTED:
+        if is_damage(error):
+            raise StoreDamaged(str(error)) from error
+        if _sqlite_code(error) & 0xFF == sqlite3.SQLITE_IOERR:
             raise StoreBroken(str(error)) from error
         raise
+
+
+def is_damage(error: Exception) -> bool:
+    """Whether what is there is wrong: found by SQLite, or by a checksum of ours."""
+    if type(error) is sqlite3.DatabaseError and not _sqlite_code(error):
+        return True
+    return isinstance(error, sqlite3.Error) and _sqlite_code(error) & 0xFF in _DAMAGED
 
 
 @contextmanager
@@ -132,7 +223,7 @@ def transaction(db: sqlite3.Connection) -> Iterator[None]:
         raise
 
 
-def unusable_text(path: Path, error: Exception) -> str:
+def unusable_text(path: Path, error: object) -> str:
     return (
         f"{path} cannot be used: {error}. Restore a backup (the file with .backup- beside it, or "
         f"`gctl backup`'s), or move it away together with its marker {MARKER_NAME} to begin afresh."
@@ -166,9 +257,11 @@ def _prepare(db: sqlite3.Connection, path: Path, *, check: bool, has_content: bo
                 f"{path} has schema {version}; this version knows up to {NEWEST}. Install the "
                 "newer gpuschedd again, or restore a backup made before the upgrade."
             )
-        verdict = db.execute("PRAGMA quick_check(1)").fetchone()[0]
-        if verdict != "ok":
-            raise sqlite3.DatabaseError(f"quick_check: {verdict}")
+        if size <= CHECKED_AT_START_BYTES_MAX:
+            verdict = db.execute("PRAGMA quick_check(1)").fetchone()[0]
+            if verdict != "ok":
+                raise sqlite3.DatabaseError(f"quick_check: {verdict}")
+        _require_all_pages(db, size, path)
         if version == 0 and has_content:
             raise sqlite3.DatabaseError("it is empty, but was not")
         if version == 0 and size > 0 and not _is_fresh(db):
@@ -178,6 +271,16 @@ def _prepare(db: sqlite3.Connection, path: Path, *, check: bool, has_content: bo
     db.execute("PRAGMA synchronous = FULL")
     db.execute("PRAGMA foreign_keys = ON")
     db.execute("PRAGMA secure_delete = ON")  # environments do not stay in free pages
+
+
+def _require_all_pages(db: sqlite3.Connection, size: int, path: Path) -> None:
+    """A file that was cut lacks pages; those in the log are not in it yet."""
+    pages = db.execute("PRAGMA page_count").fetchone()[0]
+    page_bytes = db.execute("PRAGMA page_size").fetchone()[0]
+    log = path.with_name(f"{path.name}-wal")
+    in_log = log.stat().st_size if log.exists() else 0
+    if size + in_log < pages * page_bytes:
+        raise sqlite3.DatabaseError(f"{size} bytes are there of {pages * page_bytes}")
 
 
 def _is_fresh(db: sqlite3.Connection) -> bool:
@@ -203,19 +306,25 @@ def _apply(db: sqlite3.Connection, step: Migration) -> None:
     with transaction(db):
         for statement in step.statements:
             db.execute(statement)
+        if step.then is not None:
+            step.then(db)
         db.execute(
             "INSERT INTO migration VALUES (?, ?, datetime('now'))", (step.version, step.name)
         )
         db.execute(f"PRAGMA user_version = {step.version}")
 
 
-def _instance(db: sqlite3.Connection) -> str:
+def _instance(db: sqlite3.Connection, *, has_content: bool) -> str:
     """The random id of this state directory; it marks our jobs' processes."""
     found = meta(db, "instance")
     if found is None:
+        if has_content:  # another id would disown the processes of its jobs
+            raise sqlite3.DatabaseError("the id of its instance is missing")
         found = uuid.uuid4().hex
         with transaction(db):
-            db.execute("INSERT INTO meta VALUES ('instance', ?)", (found,))
+            census = read_census(db)
+            census.add("meta", write_meta(db, "instance", found))
+            census.write(db)
     return str(found)
 
 
@@ -228,11 +337,7 @@ def _write_marker(marker: Path, instance: str) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-    directory = os.open(marker.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    sync_directory(marker.parent)
 
 
 def copy_database(source: Path, target: Path) -> None:

@@ -7,7 +7,12 @@ damaged one is found at start and not acted on.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
+
+from gpuschedd.store.shown import UNSEEN_TABLE, shown
+from gpuschedd.store.upgrade import give_checksums
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +22,7 @@ class Migration:
     version: int
     name: str
     statements: tuple[str, ...]
+    then: Callable[[Any], None] | None = None  # with the connection, in the same transaction
 
 
 _FIRST_TABLES = (
@@ -223,11 +229,64 @@ _PROMISES_VIEW = (
 
 _ENVIRONMENT_WAITS = ("ALTER TABLE job ADD COLUMN environment_wait TEXT",)
 
+# `kept`: the requests of final jobs, what they take and when these ended, in scheduler time.
+_SUMS_AND_RETENTION = (
+    "ALTER TABLE meta ADD COLUMN crc INTEGER",
+    """CREATE TABLE kept (
+        job_id INTEGER PRIMARY KEY REFERENCES job (job_id),
+        uid INTEGER NOT NULL,
+        bytes INTEGER NOT NULL,
+        ended_sched_s REAL NOT NULL)""",
+    "CREATE INDEX kept_of_user ON kept (uid, ended_sched_s, bytes)",
+    "CREATE INDEX kept_ended ON kept (ended_sched_s)",
+    "CREATE INDEX event_of_user ON event (uid)",
+    "CREATE INDEX audit_of_user ON audit (outcome, uid)",
+    *UNSEEN_TABLE,
+    "DROP VIEW jobs_v",
+    f"""CREATE VIEW jobs_v AS SELECT
+        job_id, {shown("user")} AS user, uid, {shown("name")} AS name, state, attempt, gpus,
+        vram_bytes / 1048576 AS vram_mib, {shown("gpu_model")} AS gpu_model,
+        memory_bytes / 1048576 AS memory_mib, cpus, time_limit_s, nice,
+        datetime(submitted_at_s, 'unixepoch') AS submitted_utc,
+        datetime(started_at_s, 'unixepoch') AS started_utc,
+        datetime(ended_at_s, 'unixepoch') AS ended_utc,
+        round(ended_at_s - started_at_s, 3) AS elapsed_s,
+        exit_code, exit_signal, cause, {shown("cause_detail")} AS cause_detail,
+        cpu_user_s, cpu_system_s,
+        max_rss_bytes / 1048576 AS max_rss_mib,
+        (SELECT max(peak_bytes) / 1048576 FROM gpu_use
+          WHERE gpu_use.job_id = job.job_id AND gpu_use.attempt = job.attempt) AS vram_peak_mib,
+        (SELECT round(sum(energy_j), 1) FROM gpu_use
+          WHERE gpu_use.job_id = job.job_id AND gpu_use.attempt = job.attempt) AS energy_j,
+        (SELECT group_concat(gpu_index) FROM allocation
+          WHERE allocation.job_id = job.job_id AND allocation.attempt = job.attempt) AS gpu_indices
+        FROM job""",
+    "DROP VIEW usage_v",
+    f"""CREATE VIEW usage_v AS SELECT
+        {shown("user")} AS user, uid, round(usage_gpu_s / 3600.0, 4) AS usage_gpu_hours,
+        rate AS running_gpus,
+        strftime('%Y-%m-%dT%H:%M:%SZ', at_s, 'unixepoch') AS as_of_utc FROM account""",
+    "DROP VIEW events_v",
+    f"""CREATE VIEW events_v AS SELECT
+        event_id, strftime('%Y-%m-%dT%H:%M:%fZ', at_s, 'unixepoch') AS at_utc,
+        kind, job_id, uid, {shown("data")} AS data FROM event""",
+    "DROP VIEW promises_v",
+    f"""CREATE VIEW promises_v AS SELECT
+        job_id, {shown("user")} AS user, uid, {shown("name")} AS name, gpus,
+        datetime(promised_at_s, 'unixepoch') AS promised_utc,
+        datetime(start_by_s, 'unixepoch') AS start_by_utc,
+        datetime(promise.started_at_s, 'unixepoch') AS started_utc,
+        round(promise.started_at_s - start_by_s, 3) AS late_s,
+        coalesce(outcome, 'open') AS outcome, {shown("detail")} AS exception
+        FROM promise JOIN job USING (job_id)""",
+)
+
 MIGRATIONS: tuple[Migration, ...] = (
     Migration(1, "first tables and views", _FIRST_TABLES),
     Migration(2, "requests in brief, for lists", _BRIEFS),
     Migration(3, "a view of the promises", _PROMISES_VIEW),
     Migration(4, "jobs that wait for their environment", _ENVIRONMENT_WAITS),
+    Migration(5, "checksums, counts and retention", _SUMS_AND_RETENTION, give_checksums),
 )
 
 NEWEST = MIGRATIONS[-1].version

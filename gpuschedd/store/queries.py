@@ -37,8 +37,9 @@ def read_payload(
     db: sqlite3.Connection, job_id: JobId, *, with_environment: bool = True
 ) -> Payload | None:
     row = db.execute(
-        "SELECT payload.content, crc, digest, environment.content AS environment FROM payload"
-        " LEFT JOIN environment USING (environment_id) WHERE job_id = ?",
+        "SELECT payload.content, payload.crc, digest, environment.content AS environment, final"
+        " FROM payload JOIN job USING (job_id) LEFT JOIN environment USING (environment_id)"
+        " WHERE job_id = ?",
         (job_id,),
     ).fetchone()
     if row is None:

@@ -46,8 +46,18 @@ def checked(row: sqlite3.Row, table: str) -> dict[str, Any]:
 
 
 def meta(db: sqlite3.Connection, key: str) -> Any:
-    row = db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+    """A value of the table of single values, None where it was never written."""
+    row = db.execute("SELECT value, crc FROM meta WHERE key = ?", (key,)).fetchone()
+    if row is not None and row[1] != crc((key, row[0])):
+        raise sqlite3.DatabaseError(f"a row of meta is damaged: {key}")
     return row[0] if row else None
+
+
+def write_meta(db: sqlite3.Connection, key: str, value: str) -> bool:
+    """Put it there; True where it is new."""
+    is_new = db.execute("SELECT 1 FROM meta WHERE key = ?", (key,)).fetchone() is None
+    db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?, ?)", (key, value, crc((key, value))))
+    return is_new
 
 
 def health_from(db: sqlite3.Connection) -> dict[GpuUuid, Remembered]:
@@ -75,8 +85,24 @@ def age_from(row: sqlite3.Row) -> Age:
     return Age(*values)
 
 
+def payload_crc(job_id: int, content: bytes, digest: bytes | None) -> int:
+    """Over a request, whose it is, and the environment that it runs in while it is kept."""
+    return zlib.crc32(content) ^ link_crc(job_id, digest)
+
+
+def link_crc(job_id: int, digest: bytes | None) -> int:
+    """The part of a request's checksum that is no content: known without reading that."""
+    return crc((job_id, digest))
+
+
+def brief_crc(job_id: int, content: bytes) -> int:
+    return zlib.crc32(content) ^ crc((job_id,))
+
+
 def brief_from(row: sqlite3.Row) -> Brief:
-    if zlib.crc32(row["content"]) != row["crc"]:
+    # Those of the first schemas are their content's alone.
+    sums = (brief_crc(row["job_id"], row["content"]), zlib.crc32(row["content"]))
+    if row["crc"] not in sums:
         raise sqlite3.DatabaseError(f"the request of job {row['job_id']} is damaged in brief")
     argv, whole, cwd, script_bytes = msgpack.unpackb(row["content"], raw=False)
     return Brief(tuple(argv), whole, cwd, script_bytes)
@@ -104,10 +130,17 @@ def pack_payload(payload: Payload) -> bytes:
 
 def _check_payload(row: sqlite3.Row, job_id: int) -> None:
     """Raise DatabaseError where a request is not what was submitted: it must not run."""
-    environment = row["environment"]
-    is_sound = zlib.crc32(row["content"]) == row["crc"] and (
-        environment is None or hashlib.sha256(environment).digest() == row["digest"]
-    )
+    environment, digest, content = row["environment"], row["digest"], row["content"]
+    if row["final"]:
+        # Nothing runs it any more. Those that ended under the first schemas have no other sum.
+        is_sound = row["crc"] in (payload_crc(job_id, content, None), zlib.crc32(content))
+    else:
+        if environment is None:
+            raise sqlite3.DatabaseError(f"the environment of job {job_id}, which waits, is gone")
+        is_sound = (
+            row["crc"] == payload_crc(job_id, content, digest)
+            and hashlib.sha256(environment).digest() == digest
+        )
     if not is_sound:
         raise sqlite3.DatabaseError(f"the request of job {job_id} is damaged")
 

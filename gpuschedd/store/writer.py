@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import sqlite3
-import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,14 @@ import msgpack
 
 from gpusched_client.terms import GpuUuid, JobId
 from gpuschedd.core.job import Job
-from gpuschedd.store import rows
-from gpuschedd.store.columns import job_crc, job_from, job_values
+from gpuschedd.store import retention, rows
+from gpuschedd.store.census import COUNTED, Census, read_census, require_counts
+from gpuschedd.store.checks import check_newest
+from gpuschedd.store.columns import job_from, write_row
 from gpuschedd.store.database import (
+    StoreBroken,
     StoreBusy,
     StoreFull,
-    StoreUnusable,
     StoreVanished,
     backup_to,
     empty_wal,
@@ -30,8 +31,9 @@ from gpuschedd.store.database import (
     open_database,
     transaction,
     typed_errors,
-    unusable_text,
+    typed_opening,
 )
+from gpuschedd.store.in_use import Mark
 from gpuschedd.store.queries import gpu_uses, grants_of, read_payload
 from gpuschedd.store.records import (
     RECENT_SUBMISSIONS_MAX,
@@ -46,22 +48,27 @@ from gpuschedd.store.records import (
     UsageRow,
     brief_of,
 )
+from gpuschedd.store.retention import KeptBytes, kept_by_user
 from gpuschedd.system.clock import ClockMark
 
-EVENTS_MAX = 1_000_000
-AUDIT_ROWS_MAX = 100_000
-SUBMISSION_KEPT_S = 7 * 86_400.0
-CHECKED_ROWS_MAX = 20_000  # whose checksums are looked at when the daemon starts
+COUNTED_ONLY = ("submissions", "meta")  # what is counted at a start and not loaded whole
 
 
 class Store:
     """The writing connection. Every method blocks: call it in the database thread."""
 
-    def __init__(self, path: Path, connection: sqlite3.Connection, instance: str) -> None:
+    def __init__(
+        self, path: Path, connection: sqlite3.Connection, instance: str, mark: Mark
+    ) -> None:
         self.path = path
         self.instance = instance
         self._db = connection
+        self._mark = mark
+        self._is_whole = True
         self._files = files_of(path)
+        with typed_opening(path):
+            self._census = read_census(connection)
+            self._kept = kept_by_user(connection)
 
     @classmethod
     def open(cls, state_dir: Path) -> Store:
@@ -73,26 +80,37 @@ class Store:
 
     def close(self) -> None:
         """Close; nothing is pending, since every commit is complete."""
+        complete = self._is_whole and empty_wal(self._db)
+        self._mark.close(complete=complete)
         self._db.close()
 
     def commit(self, changes: Changes) -> None:
         """Write one batch durably. Raises StoreFull (nothing written) or StoreBroken."""
-        self._durably(lambda: self._write_checked(changes))
+        self._durably(lambda census, kept: self._write(changes, census, kept))
 
-    def _durably(self, write: Callable[[], None]) -> None:
+    def _durably(self, write: Callable[[Census, KeptBytes], None]) -> None:
         """One transaction. Where it finds no room, once more over the old content of the WAL."""
         try:
-            with typed_errors(), transaction(self._db):
-                write()
+            self._in_transaction(write)
         except StoreFull as full:
             if isinstance(full, StoreBusy) or not empty_wal(self._db):
                 raise
-            with typed_errors(), transaction(self._db):
-                write()
+            self._in_transaction(write)
 
-    def _write_checked(self, changes: Changes) -> None:
-        self._write(changes)
-        self._check_files()
+    def _in_transaction(self, write: Callable[[Census, KeptBytes], None]) -> None:
+        """With the counts that belong to it; the mark follows what is durable."""
+        census, kept = self._census.copy(), self._kept.copy()
+        census.commits += 1
+        try:
+            with typed_errors(), transaction(self._db):
+                write(census, kept)
+                census.write(self._db)
+                self._check_files()
+        except StoreBroken:
+            self._is_whole = False
+            raise
+        self._census, self._kept = census, kept
+        self._mark.reach(census.commits)
 
     def _check_files(self) -> None:
         """SQLite goes on writing to files that were removed under it, and says nothing."""
@@ -102,29 +120,35 @@ class Store:
                 "backup, or start the daemon again to go on with what is there"
             )
 
-    def _write(self, changes: Changes) -> None:
+    def _write(self, changes: Changes, census: Census, kept: KeptBytes) -> None:
         db = self._db
         if changes.mark is not None:
-            _write_mark(db, changes.mark)
+            census.add("meta", _write_mark(db, changes.mark))
         for job in changes.jobs.values():
-            _write_job(db, job, changes.gpu_index_of)
+            census.add("live jobs", _write_job(db, job, changes.gpu_index_of))
+            census.next_job_id = max(census.next_job_id, job.job_id + 1)
         for job_id, payload in changes.payloads.items():
             _write_payload(db, job_id, payload)
             _write_brief(db, job_id, brief_of(payload))
         for job_id, age in changes.ages.items():
             _write_age(db, job_id, age)
+        ended_sched_s = 0.0 if changes.mark is None else changes.mark.scheduler_s
         for job in changes.jobs.values():
             if job.is_final:
                 _forget_environment(db, job.job_id)
+                retention.keep(db, job, ended_sched_s, kept)
+        retention.drop_excess(db, {job.uid for job in changes.jobs.values()}, kept)
+        census.add("submissions", len(changes.submissions))
         db.executemany(
             "INSERT INTO submission VALUES (?, ?, ?, ?, ?, ?)",
             [(*row, rows.crc(row)) for row in map(rows.submission_values, changes.submissions)],
         )
         for row in changes.accounts.values():
+            census.add("accounts", _is_new(db, "account", "uid = ?", row.uid))
             _upsert(db, "account", rows.fields_of(row))
         for promise in changes.promises.values():
-            _upsert(db, "promise", rows.fields_of(promise))
-        _write_gpus(db, changes)
+            census.add("open promises", _write_promise(db, promise))
+        _write_gpus(db, changes, census)
         for end in changes.attempts:
             _write_attempt_end(db, end)
         db.executemany(
@@ -134,6 +158,7 @@ class Store:
                 for number, e in changes.events
             ],
         )
+        census.last_event_id = max([census.last_event_id, *(n for n, _ in changes.events)])
         db.executemany(
             "INSERT INTO audit VALUES (?, ?, ?, ?, ?, ?)",
             [(a.at_s, a.uid, a.pid, a.method, a.outcome, a.detail) for a in changes.audits],
@@ -141,25 +166,24 @@ class Store:
 
     def load(self) -> Loaded:
         """Everything that is not history."""
-        try:
+        with typed_opening(self.path):
             return self._load()
-        except (sqlite3.Error, ValueError, TypeError) as error:
-            raise StoreUnusable(unusable_text(self.path, error)) from error
 
     def _load(self) -> Loaded:
         db = self._db
-        self._check_rows()
         live = db.execute("SELECT * FROM job WHERE final = 0 ORDER BY job_id").fetchall()
         grants = grants_of(db, "job.final = 0")
+        jobs = {row["job_id"]: job_from(row, grants) for row in live}
+        self._require_live(jobs)
+        check_newest(db)
         recent = db.execute(
             "SELECT * FROM submission ORDER BY at_sched_s DESC LIMIT ?", (RECENT_SUBMISSIONS_MAX,)
         ).fetchall()
-        next_id = db.execute("SELECT coalesce(max(job_id), 0) + 1 FROM job").fetchone()[0]
-        return Loaded(
+        loaded = Loaded(
             instance=self.instance,
             mark=rows.mark_from(db),
-            next_job_id=max(next_id, int(rows.meta(db, "next_job_id") or 1)),
-            jobs=tuple(job_from(row, grants) for row in live),
+            next_job_id=self._census.next_job_id,
+            jobs=tuple(jobs.values()),
             ages={
                 JobId(row["job_id"]): rows.age_from(row)
                 for row in live
@@ -176,28 +200,30 @@ class Store:
             gpus=tuple(rows.gpu_row_from(row) for row in db.execute("SELECT * FROM gpu")),
             gpu_uses=tuple(gpu_uses(db, "job.final = 0")),
             health=rows.health_from(db),
-            last_event_id=db.execute("SELECT coalesce(max(event_id), 0) FROM event").fetchone()[0],
+            last_event_id=self._census.last_event_id,
             submissions=tuple(rows.submission_from(row) for row in reversed(recent)),
         )
+        found = {"accounts": len(loaded.accounts), "open promises": len(loaded.promises)}
+        require_counts(self._census, {**found, "GPUs": len(loaded.gpus)})
+        return loaded
 
-    def _check_rows(self) -> None:
-        """Checksums of the newest rows, live or not: damage is found before it is acted on."""
-        newest = self._db.execute(
-            "SELECT * FROM job ORDER BY job_id DESC LIMIT ?", (CHECKED_ROWS_MAX,)
-        ).fetchall()
-        if not newest:
-            return
-        grants = grants_of(self._db, f"job.job_id >= {int(newest[-1]['job_id'])}")
-        for row in newest:
-            job_from(row, grants)
-        for (job_id,) in self._db.execute(
-            "SELECT job_id FROM payload ORDER BY job_id DESC LIMIT ?", (CHECKED_ROWS_MAX,)
-        ).fetchall():
-            read_payload(self._db, job_id)
-        for row in self._db.execute(
-            "SELECT * FROM brief ORDER BY job_id DESC LIMIT ?", (CHECKED_ROWS_MAX,)
-        ):
-            rows.brief_from(row)
+    def _require_live(self, jobs: Mapping[int, Job]) -> None:
+        """All jobs that were committed as live, each with what it runs. Raises DatabaseError."""
+        is_live = [not job.is_final for job in jobs.values()]
+        require_counts(self._census, {"live jobs": sum(is_live)})
+        counted = {what: self._db.execute(COUNTED[what]).fetchone()[0] for what in COUNTED_ONLY}
+        require_counts(self._census, counted)
+        highest = self._db.execute("SELECT coalesce(max(job_id), 0) FROM job").fetchone()[0]
+        if highest + 1 != self._census.next_job_id or not all(is_live):
+            raise sqlite3.DatabaseError(
+                f"the newest job is {highest}, and {self._census.next_job_id - 1} was committed"
+            )
+        without = self._db.execute(
+            "SELECT job_id FROM job WHERE final = 0 AND NOT EXISTS (SELECT 1 FROM payload"
+            " JOIN environment USING (environment_id) WHERE payload.job_id = job.job_id)"
+        ).fetchone()
+        if without is not None:
+            raise sqlite3.DatabaseError(f"the request or environment of job {without[0]} is gone")
 
     def payload(self, job_id: JobId) -> Payload | None:
         """The launch's part of a request, environment included while the job is live.
@@ -207,25 +233,21 @@ class Store:
         with typed_errors():
             return read_payload(self._db, job_id)
 
-    def prune(self, now_sched_s: float) -> None:
-        """Drop what is past its limit: old events, audit rows and submission ids.
+    def drop(self, old: retention.Old) -> bool:
+        """Forget a few rows that are past their limit; True where there may be more of them.
 
         Raises StoreFull (nothing dropped) or StoreBroken.
         """
-        self._durably(lambda: self._drop_old(now_sched_s))
+        dropped = 0
 
-    def _drop_old(self, now_sched_s: float) -> None:
-        self._db.execute(
-            "DELETE FROM event WHERE event_id <= (SELECT max(event_id) FROM event) - ?",
-            (EVENTS_MAX,),
-        )
-        self._db.execute(
-            "DELETE FROM audit WHERE rowid <= (SELECT max(rowid) FROM audit) - ?",
-            (AUDIT_ROWS_MAX,),
-        )
-        self._db.execute(
-            "DELETE FROM submission WHERE at_sched_s < ?", (now_sched_s - SUBMISSION_KEPT_S,)
-        )
+        def write(census: Census, kept: KeptBytes) -> None:
+            nonlocal dropped
+            dropped = retention.drop(self._db, old, kept)
+            if old.table == "submission":
+                census.add("submissions", -dropped)
+
+        self._durably(write)
+        return dropped > 0
 
     def backup(self, target: Path) -> None:
         """A consistent copy of the database, while it is in use."""
@@ -239,38 +261,52 @@ def _upsert(db: sqlite3.Connection, table: str, values: Mapping[str, Any]) -> No
     db.execute(f"INSERT OR REPLACE INTO {table} ({names}) VALUES ({marks})", tuple(values.values()))
 
 
-def _write_mark(db: sqlite3.Connection, mark: ClockMark) -> None:
+def _write_mark(db: sqlite3.Connection, mark: ClockMark) -> bool:
     content = json.dumps([mark.boot_id, mark.offset_s, mark.scheduler_s, mark.wall_s])
-    db.execute("INSERT OR REPLACE INTO meta VALUES ('clock', ?)", (content,))
+    return rows.write_meta(db, "clock", content)
 
 
-def _write_gpus(db: sqlite3.Connection, changes: Changes) -> None:
+def _is_new(db: sqlite3.Connection, table: str, where: str, *key: Any) -> bool:
+    return db.execute(f"SELECT 1 FROM {table} WHERE {where}", key).fetchone() is None
+
+
+def _write_promise(db: sqlite3.Connection, promise: PromiseRow) -> int:
+    """By how many the open ones become more, or fewer."""
+    before = db.execute(
+        "SELECT outcome FROM promise WHERE job_id = ? AND promised_sched_s = ?",
+        (promise.job_id, promise.promised_sched_s),
+    ).fetchone()
+    _upsert(db, "promise", rows.fields_of(promise))
+    was_open = before is not None and before[0] is None
+    return int(promise.outcome is None) - int(was_open)
+
+
+def _write_gpus(db: sqlite3.Connection, changes: Changes, census: Census) -> None:
     for gpu in changes.gpus.values():
+        census.add("GPUs", _is_new(db, "gpu", "uuid = ?", gpu.uuid))
         _upsert(db, "gpu", rows.fields_of(gpu))
     for use in changes.gpu_uses:
         _upsert(db, "gpu_use", rows.fields_of(use))
     if changes.health is not None:
-        _write_health(db, changes.health)
+        census.add("meta", _write_health(db, changes.health))
 
 
-def _write_health(db: sqlite3.Connection, health: Mapping[GpuUuid, Remembered]) -> None:
+def _write_health(db: sqlite3.Connection, health: Mapping[GpuUuid, Remembered]) -> bool:
     content = json.dumps({uuid: [row.pardoned, row.errors_seen] for uuid, row in health.items()})
-    db.execute("INSERT OR REPLACE INTO meta VALUES ('health', ?)", (content,))
+    return rows.write_meta(db, "health", content)
 
 
-def _write_job(db: sqlite3.Connection, job: Job, index_of: Mapping[GpuUuid, int]) -> None:
-    """Insert or update one job, its allocation and its attempt."""
-    values = job_values(job)
-    values["crc"] = job_crc(values, job.grants)
-    names = list(values)
-    updates = ", ".join(f"{name} = excluded.{name}" for name in names if name != "job_id")
-    db.execute(
-        f"INSERT INTO job ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
-        f" ON CONFLICT (job_id) DO UPDATE SET {updates}",
-        tuple(values.values()),
-    )
-    if job.decided_sched_s is None:
-        return
+def _write_job(db: sqlite3.Connection, job: Job, index_of: Mapping[GpuUuid, int]) -> int:
+    """Insert or update one job, its allocation and its attempt; how many more are live by it."""
+    before = db.execute("SELECT final FROM job WHERE job_id = ?", (job.job_id,)).fetchone()
+    write_row(db, job)
+    if job.decided_sched_s is not None:
+        _write_attempt(db, job, index_of)
+    was_live = before is not None and not before[0]
+    return int(not job.is_final) - int(was_live)
+
+
+def _write_attempt(db: sqlite3.Connection, job: Job, index_of: Mapping[GpuUuid, int]) -> None:
     db.execute(
         "INSERT INTO attempt VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
         " ON CONFLICT (job_id, attempt) DO UPDATE SET started_at_s = excluded.started_at_s,"
@@ -341,25 +377,34 @@ def _write_payload(db: sqlite3.Connection, job_id: JobId, payload: Payload) -> N
     packed = rows.pack_payload(payload)
     db.execute(
         "INSERT OR REPLACE INTO payload VALUES (?, ?, ?, ?)",
-        (job_id, environment_id, packed, zlib.crc32(packed)),
+        (job_id, environment_id, packed, rows.payload_crc(job_id, packed, digest)),
     )
 
 
 def _write_brief(db: sqlite3.Connection, job_id: JobId, brief: Brief) -> None:
     values = (brief.argv, brief.whole, brief.cwd, brief.script_bytes)
     packed = msgpack.packb(values, use_bin_type=True)
-    row = (job_id, packed, zlib.crc32(packed))
+    row = (job_id, packed, rows.brief_crc(job_id, packed))
     db.execute("INSERT OR REPLACE INTO brief VALUES (?, ?, ?)", row)
 
 
 def _forget_environment(db: sqlite3.Connection, job_id: JobId) -> None:
     """A final job's environment goes; the last user of a shared one takes it along."""
-    row = db.execute("SELECT environment_id FROM payload WHERE job_id = ?", (job_id,)).fetchone()
-    if row is None or row[0] is None:
+    row = db.execute(
+        "SELECT environment_id, digest, crc FROM payload JOIN environment USING (environment_id)"
+        " WHERE job_id = ?",
+        (job_id,),
+    ).fetchone()
+    if row is None:
         return
-    db.execute("UPDATE payload SET environment_id = NULL WHERE job_id = ?", (job_id,))
+    environment_id, digest, before = row
+    # What is known of the content goes on without the environment, unread.
+    after = before ^ rows.link_crc(job_id, digest) ^ rows.link_crc(job_id, None)
+    db.execute(
+        "UPDATE payload SET environment_id = NULL, crc = ? WHERE job_id = ?", (after, job_id)
+    )
     db.execute(
         "DELETE FROM environment WHERE environment_id = ? AND NOT EXISTS"
         " (SELECT 1 FROM payload WHERE environment_id = environment.environment_id)",
-        (row[0],),
+        (environment_id,),
     )

@@ -147,14 +147,15 @@ def test_a_migration_makes_a_backup_and_is_recorded(
     assert old.execute("SELECT max(version) FROM migration").fetchone() == (newest,)
 
 
-def test_the_first_schema_becomes_the_newest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as first:
-        first.setattr("gpuschedd.store.database.MIGRATIONS", migrations.MIGRATIONS[:1])
-        Store.open(tmp_path).close()
+def test_the_first_schema_becomes_the_newest(tmp_path: Path) -> None:
+    db = sqlite3.connect(tmp_path / DATABASE_NAME, isolation_level=None)
+    first = migrations.MIGRATIONS[0]
+    for statement in first.statements:
+        db.execute(statement)
+    db.execute("CREATE TABLE migration (version INTEGER PRIMARY KEY, name TEXT, applied_at TEXT)")
+    db.execute("INSERT INTO migration VALUES (1, ?, '2026-01-01')", (first.name,))
+    db.execute("PRAGMA user_version = 1")
     Store.open(tmp_path).close()
-    db = sqlite3.connect(tmp_path / DATABASE_NAME)
     assert db.execute("PRAGMA user_version").fetchone() == (migrations.NEWEST,)
     assert db.execute("SELECT count(*) FROM brief").fetchone() == (0,)
 

@@ -17,6 +17,7 @@ from gpusched_client.errors import GpuschedError, StorageError
 from gpusched_client.terms import JobState
 from gpuschedd.store.database import StoreFull
 from gpuschedd.store.records import Changes, Submission
+from gpuschedd.store.retention import Old
 from gpuschedd.store.writer import Store
 from gpuschedd.system.clock import ClockMark
 from tests.support.daemon import DaemonProcess, clean_up, until
@@ -160,9 +161,12 @@ def test_what_is_past_its_limit_stays_where_the_disk_is_full(small_disk: Path) -
         store.commit(_marked(1))
         (ballast,) = _fill_bytes(small_disk)
         with pytest.raises(StoreFull):
-            store.prune(1e9)
+            while store.drop(Old("submission", 1e9)):
+                pass
     ballast.unlink()
-    store.prune(1e9)
+    while store.drop(Old("submission", 1e9)):
+        pass
+    assert store.load().submissions == ()
     store.close()
 
 

@@ -1,0 +1,125 @@
+"""Upkeep of the database beside the service: what is old goes, all of it is looked through.
+
+In small slices with pauses: no commit waits long for one, and no slice holds the loop up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from gpuschedd.jobs.controller import Controller
+from gpuschedd.store.checks import Checker, Step
+from gpuschedd.store.database import StoreBroken, StoreDamaged, StoreFull, is_damage
+from gpuschedd.store.history import History
+from gpuschedd.store.retention import Limits, Old
+from gpuschedd.store.writer import Store
+from gpuschedd.system.threads import started_pool
+
+log = logging.getLogger(__name__)
+
+SWEEP_EVERY_S = 60.0
+CHECK_AFTER_S = 30.0  # from the start, which has enough to do
+CHECK_AGAIN_S = 86_400.0
+PAUSE_FACTOR = 3.0  # a slice is followed by so many times its own time of rest
+RETRY_S = 60.0
+
+
+class Upkeep:
+    """Two tasks of the daemon, with a thread and reading connections of their own."""
+
+    def __init__(self, controller: Controller, path: Path) -> None:
+        self._controller = controller
+        self._path = path
+        self._thread = started_pool(1, "upkeep")
+
+    def close(self) -> None:
+        """After the tasks have been cancelled."""
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
+    async def _apart(self, work: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    # --- retention ------------------------------------------------------------------------------
+
+    async def forget_regularly(self) -> None:
+        """Drop what is past its limit; a full disk or another's lock is waited out."""
+        while True:
+            try:
+                await self.forget()
+            except StoreBroken:
+                return  # the controller ends with it, and the daemon with that
+            except (StoreFull, sqlite3.Error, OSError, RuntimeError) as error:
+                log.warning("retention_put_off error=%s", error)
+            await asyncio.sleep(SWEEP_EVERY_S)
+
+    async def forget(self) -> None:
+        """All that is past its limit now."""
+        kept, clock = self._controller.state.config.retention, self._controller.clock
+        limits = Limits(kept.requests_s, kept.events_s)
+        find = partial(_find_old, self._path, limits, clock.now_s(), clock.wall_s())
+        for old in await self._apart(find):
+            while await self._drop(old):
+                pass
+
+    async def _drop(self, old: Old) -> bool:
+        began_s = time.monotonic()
+        more: bool = await self._controller.in_database(partial(Store.drop, old=old))
+        await asyncio.sleep(PAUSE_FACTOR * (time.monotonic() - began_s))
+        return more
+
+    # --- checks ---------------------------------------------------------------------------------
+
+    async def check_regularly(self) -> None:
+        """Look through everything, once a day. What is damaged ends the daemon."""
+        await asyncio.sleep(CHECK_AFTER_S)
+        while True:
+            try:
+                await self.check()
+            except StoreBroken:
+                return
+            except (sqlite3.Error, OSError, RuntimeError) as error:
+                log.warning("check_put_off error=%s", error)
+                await asyncio.sleep(RETRY_S)
+                continue
+            log.info("database_checked")
+            await asyncio.sleep(CHECK_AGAIN_S)
+
+    async def check(self) -> None:
+        """All of the database once. Raises StoreDamaged, and the controller ends with it."""
+        checker: Checker = await self._apart(partial(Checker, self._path))
+        steps = checker.steps()
+        try:
+            while (step := await self._apart(partial(next, steps, None))) is not None:
+                began_s = time.monotonic()
+                await self._take(step)
+                await asyncio.sleep(PAUSE_FACTOR * min(1.0, time.monotonic() - began_s))
+        finally:
+            checker.close()
+
+    async def _take(self, step: Step) -> None:
+        try:
+            await self._apart(step)
+        except Exception as error:
+            if not is_damage(error) and isinstance(error, sqlite3.Error | OSError | RuntimeError):
+                raise
+            await self._controller.in_database(partial(_give_up, error))
+
+
+def _find_old(path: Path, limits: Limits, now_sched_s: float, now_s: float) -> list[Old]:
+    history = History(path)
+    try:
+        return history.old(limits, now_sched_s, now_s)
+    finally:
+        history.close()
+
+
+def _give_up(error: Exception, _: Store) -> None:
+    raise StoreDamaged(
+        f"the database is damaged: {error}. Restore a backup, or move it away to begin afresh"
+    ) from error
