@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sqlite3
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from gpusched_client.errors import StorageError
 from gpuschedd.jobs.controller import Controller
-from gpuschedd.store.checks import Checker, Step
-from gpuschedd.store.database import StoreBroken, StoreDamaged, StoreFull, is_damage
-from gpuschedd.store.history import History
-from gpuschedd.store.retention import Limits, Old
+from gpuschedd.store.checks import Checker, looked_at
+from gpuschedd.store.database import StoreBroken, StoreDamaged, StoreFull
+from gpuschedd.store.history import History, read
+from gpuschedd.store.retention import Ages, Old
 from gpuschedd.store.writer import Store
 from gpuschedd.system.threads import started_pool
 
@@ -27,7 +28,7 @@ SWEEP_EVERY_S = 60.0
 CHECK_AFTER_S = 30.0  # from the start, which has enough to do
 CHECK_AGAIN_S = 86_400.0
 PAUSE_FACTOR = 3.0  # a slice is followed by so many times its own time of rest
-RETRY_S = 60.0
+CHECK_RETRY_S = 60.0
 
 
 class Upkeep:
@@ -54,15 +55,15 @@ class Upkeep:
                 await self.forget()
             except StoreBroken:
                 return  # the controller ends with it, and the daemon with that
-            except (StoreFull, sqlite3.Error, OSError, RuntimeError) as error:
+            except (StoreFull, StorageError, RuntimeError) as error:
                 log.warning("retention_put_off error=%s", error)
             await asyncio.sleep(SWEEP_EVERY_S)
 
     async def forget(self) -> None:
         """All that is past its limit now."""
         kept, clock = self._controller.state.config.retention, self._controller.clock
-        limits = Limits(kept.requests_s, kept.events_s)
-        find = partial(_find_old, self._path, limits, clock.now_s(), clock.wall_s())
+        ages = Ages(kept.requests_s, kept.events_s)
+        find = partial(_find_old, self._path, ages, clock.now_s(), clock.wall_s())
         for old in await self._apart(find):
             while await self._drop(old):
                 pass
@@ -83,43 +84,40 @@ class Upkeep:
                 await self.check()
             except StoreBroken:
                 return
-            except (sqlite3.Error, OSError, RuntimeError) as error:
+            except (StoreFull, RuntimeError) as error:
                 log.warning("check_put_off error=%s", error)
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(CHECK_RETRY_S)
                 continue
             log.info("database_checked")
             await asyncio.sleep(CHECK_AGAIN_S)
 
     async def check(self) -> None:
         """All of the database once. Raises StoreDamaged, and the controller ends with it."""
-        checker: Checker = await self._apart(partial(Checker, self._path))
+        checker: Checker = await self._looked_at(partial(Checker, self._path))
         steps = checker.steps()
         try:
-            while (step := await self._apart(partial(next, steps, None))) is not None:
+            while (step := await self._looked_at(partial(next, steps, None))) is not None:
                 began_s = time.monotonic()
-                await self._take(step)
+                await self._looked_at(step)
                 await asyncio.sleep(PAUSE_FACTOR * min(1.0, time.monotonic() - began_s))
         finally:
             checker.close()
 
-    async def _take(self, step: Step) -> None:
+    async def _looked_at(self, look: Callable[[], Any]) -> Any:
         try:
-            await self._apart(step)
-        except Exception as error:
-            if not is_damage(error) and isinstance(error, sqlite3.Error | OSError | RuntimeError):
-                raise
-            await self._controller.in_database(partial(_give_up, error))
+            return await self._apart(partial(looked_at, look))
+        except StoreDamaged as damage:
+            await self._controller.in_database(partial(_give_up, damage))
 
 
-def _find_old(path: Path, limits: Limits, now_sched_s: float, now_s: float) -> list[Old]:
+def _find_old(path: Path, ages: Ages, now_sched_s: float, now_s: float) -> list[Old]:
     history = History(path)
     try:
-        return history.old(limits, now_sched_s, now_s)
+        return read(history, lambda history: history.old(ages, now_sched_s, now_s))
     finally:
         history.close()
 
 
-def _give_up(error: Exception, _: Store) -> None:
-    raise StoreDamaged(
-        f"the database is damaged: {error}. Restore a backup, or move it away to begin afresh"
-    ) from error
+def _give_up(damage: StoreDamaged, _: Store) -> None:
+    """Where the writer works: no later commit is trusted."""
+    raise damage

@@ -9,11 +9,12 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from gpusched_client.terms import JobId
 from gpuschedd.store import rows
 from gpuschedd.store.columns import job_from
-from gpuschedd.store.database import connect
+from gpuschedd.store.database import StoreDamaged, StoreFull, connect, is_damage
 from gpuschedd.store.queries import grants_of, read_payload
 
 CHECKED_ROWS_MAX = 1_000  # at the start
@@ -60,6 +61,25 @@ def _check_jobs(db: sqlite3.Connection, after_id: int, limit: int, bytes_max: fl
 
 
 Step = Callable[[], None]
+T = TypeVar("T")
+
+
+def looked_at(look: Callable[[], T]) -> T:
+    """What it gives. Raises StoreDamaged, or StoreFull where nothing could be read for now."""
+    try:
+        return look()
+    except (sqlite3.Error, MemoryError) as error:
+        if not is_damage(error):
+            raise StoreFull(f"the database could not be read: {error}") from error
+        raise _damaged(error) from error
+    except Exception as error:  # what damage does where nobody thought of it
+        raise _damaged(error) from error
+
+
+def _damaged(error: Exception) -> StoreDamaged:
+    return StoreDamaged(
+        f"the database is damaged: {error}. Restore a backup, or move it away to begin afresh"
+    )
 
 
 class Checker:

@@ -15,7 +15,7 @@ from gpuschedd.store.columns import job_from
 from gpuschedd.store.database import connect
 from gpuschedd.store.queries import gpu_uses, grants_of, read_payload
 from gpuschedd.store.records import Brief, Event, GpuUse, Payload, PromiseRow, Submission
-from gpuschedd.store.retention import Limits, Old, find_old
+from gpuschedd.store.retention import Ages, Old, find_old
 from gpuschedd.store.rows import brief_from, checked, event_from, submission_from
 
 log = logging.getLogger(__name__)
@@ -120,9 +120,9 @@ class History:
                 counts[f"{outcome}_by_{detail}"] = count
         return counts
 
-    def old(self, limits: Limits, now_sched_s: float, now_s: float) -> list[Old]:
+    def old(self, ages: Ages, now_sched_s: float, now_s: float) -> list[Old]:
         """What is past its limit, for the writer to drop."""
-        return list(find_old(self._db, limits, now_sched_s, now_s))
+        return list(find_old(self._db, ages, now_sched_s, now_s))
 
     def state_counts(self) -> dict[str, int]:
         """How many jobs there are in each state, all time."""

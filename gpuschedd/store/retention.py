@@ -44,7 +44,7 @@ class Old:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class Ages:
     """What counts as old."""
 
     requests_s: float
@@ -142,15 +142,13 @@ def _statement(old: Old) -> tuple[str, tuple[float, ...]]:
     return f"DELETE FROM {old.table} WHERE ({key}) IN ({picked})", tuple(values)
 
 
-def find_old(
-    db: sqlite3.Connection, limits: Limits, now_sched_s: float, now_s: float
-) -> Iterator[Old]:
+def find_old(db: sqlite3.Connection, ages: Ages, now_sched_s: float, now_s: float) -> Iterator[Old]:
     """What is past its limit now. Reads for a while on a large database: not for the writer."""
-    yield Old("request", now_sched_s - limits.requests_s)
+    yield Old("request", now_sched_s - ages.requests_s)
     yield Old("submission", now_sched_s - SUBMISSION_KEPT_S)
-    yield Old("promise", now_s - limits.events_s)
-    yield from _aged(db, "event", "event_id", now_s - limits.events_s)
-    yield from _aged(db, "audit", "rowid", now_s - limits.events_s)
+    yield Old("promise", now_s - ages.events_s)
+    yield from _aged(db, "event", "event_id", now_s - ages.events_s)
+    yield from _aged(db, "audit", "rowid", now_s - ages.events_s)
     yield from _many(db, "event", "event_id", "", EVENTS_PER_UID_MAX)
     yield from _many_submissions(db)
     yield from _many(db, "audit", "rowid", "= 'denied'", DENIALS_PER_UID_MAX)

@@ -25,9 +25,11 @@ from gpusched_client import Client
 from gpusched_client.errors import Unavailable
 from gpuschedd.store import Store
 
-OPTIONS = ("--simulate", "4x24G", "--set", "scheduling.kill_grace=1.0")
-#: Since jobs wait for a directory that is not there; earlier versions do not know it.
-OPTIONS += ("--set", "jobs.environment_patience=0s")
+OPTIONS = (
+    *("--simulate", "4x24G", "--set", "scheduling.kill_grace=1.0"),
+    # Schemas before 4 do not know it: their jobs do not wait for a directory that is not there.
+    *("--set", "jobs.environment_patience=0s"),
+)
 OUT_OF_MEMORY = "echo 'RuntimeError: CUDA error: out of memory' >&2; exit 1"
 #: COMPLETED only where payload and environment came through.
 KEPT = 'test "$OLD_WORD" = "kept since then" && test "$(umask)" = 0027'

@@ -144,6 +144,11 @@ def test_the_books_of_a_small_disk_are_not_all_wal(small_disk: Path) -> None:
     store.close()
 
 
+def _drop_all(store: Store) -> None:
+    while store.drop(Old("submission", 1e9)):
+        pass
+
+
 def _marked(number: int) -> Changes:
     return Changes(mark=ClockMark("boot", 0.0, float(number), 1e9))
 
@@ -161,11 +166,9 @@ def test_what_is_past_its_limit_stays_where_the_disk_is_full(small_disk: Path) -
         store.commit(_marked(1))
         (ballast,) = _fill_bytes(small_disk)
         with pytest.raises(StoreFull):
-            while store.drop(Old("submission", 1e9)):
-                pass
+            _drop_all(store)
     ballast.unlink()
-    while store.drop(Old("submission", 1e9)):
-        pass
+    _drop_all(store)
     assert store.load().submissions == ()
     store.close()
 
