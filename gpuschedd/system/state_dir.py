@@ -38,7 +38,7 @@ def make_directory(path: Path, mode: int) -> None:
 
 
 def prepare_state_dir(state_dir: Path, *, is_system: bool) -> None:
-    """Make the directories with their modes. 0711 lets users reach their own script, no more."""
+    """Make the directories with their modes. 0711 lets users reach the script they may read, no more."""
     mode = 0o711 if is_system else 0o700
     for path, wanted in (
         (state_dir, mode),

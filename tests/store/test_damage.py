@@ -1,11 +1,11 @@
-"""Damage and loss: found at the start, or beside the service, and never taken for an older state."""
+"""Damage and loss: found at the start or beside the service, never taken for an older state."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -198,7 +198,7 @@ def test_no_bit_of_an_index_makes_jobs_vanish(tmp_path: Path, bit: int) -> None:
     """Found, or without effect: never fewer jobs in silence."""
     path = filled(tmp_path / "sound")
     content = path.read_bytes()
-    outcomes = set()
+    outcomes: set[tuple[int, ...] | str] = set()
     for number, place in enumerate(_bytes_of(path, "job_live")):
         copy = tmp_path / str(number)
         shutil.copytree(path.parent, copy)
@@ -400,7 +400,7 @@ class Camera:
 
 
 @pytest.fixture
-def moments(tmp_path: Path) -> Iterator[list[tuple[Path, int]]]:
+def moments(tmp_path: Path) -> list[tuple[Path, int]]:
     """Two lives of a database, from its making to an orderly end, at each of their steps."""
     with pytest.MonkeyPatch.context() as patch:
         camera = Camera(patch, tmp_path / "state", tmp_path / "album")
@@ -414,7 +414,7 @@ def moments(tmp_path: Path) -> Iterator[list[tuple[Path, int]]]:
             if number % 3 == 0:
                 store.close()
         camera.take()
-    yield camera.taken
+    return camera.taken
 
 
 def test_a_kill_at_any_step_raises_no_alarm_and_loses_nothing(

@@ -111,10 +111,15 @@ def test_a_job_is_its_user_in_every_respect(host: SystemHost) -> None:
     assert (found.st_uid, found.st_gid, found.st_mode & 0o777) == (ALICE, ALICE, 0o600)
 
 
-def test_a_script_is_readable_by_its_user_alone(host: SystemHost) -> None:
-    job = host.start(script=b"#!/bin/sh\nstat -c '%u %a' $0; exit 9\n")
+def test_a_script_is_read_by_its_user_and_written_or_linked_by_nobody(host: SystemHost) -> None:
+    """It is root's: its user may not change, link, or keep it."""
+    tries = "chmod u+w $0; : >> $0; ln $0 $PWD/kept; mv $0 $PWD/kept; rm -f $0"
+    line = f"#!/bin/sh\nstat -c '%u %a' $0\n({tries}) 2>/dev/null; ls; exit 9\n"
+    job = host.start(script=line.encode())
     assert host.wait_exit(job).code == 9
-    assert host.output(job) == f"{ALICE} 400\n".encode()
+    owner, *left = host.output(job).decode().splitlines()
+    assert owner == "0 440"
+    assert "kept" not in left
     host.wait_dead(job)
     assert list(host.scripts_dir.iterdir()) == []
 
