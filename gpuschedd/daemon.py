@@ -56,7 +56,6 @@ from gpuschedd.store.database import (
 )
 from gpuschedd.store.history import History
 from gpuschedd.store.writer import Store
-from gpuschedd.supervisor.errors import STORAGE_ERRNOS
 from gpuschedd.supervisor.pam import closed_by
 from gpuschedd.system import state_dir as places
 from gpuschedd.system.accounts import NameService, unknown_names
@@ -458,7 +457,7 @@ def run(options: Options) -> int:
         print(f"gpuschedd: the database cannot be written: {error}", file=sys.stderr)
         return EX_IOERR
     except OSError as error:
-        if error.errno not in STORAGE_ERRNOS:
+        if error.errno not in places.UNWRITABLE_ERRNOS:
             raise
         where = error.filename or options.state_dir
         print(f"gpuschedd: {where} cannot be written: {error.strerror}", file=sys.stderr)

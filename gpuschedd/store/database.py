@@ -271,6 +271,20 @@ def _prepare(db: sqlite3.Connection, path: Path, *, check: bool, has_content: bo
     db.execute("PRAGMA synchronous = FULL")
     db.execute("PRAGMA foreign_keys = ON")
     db.execute("PRAGMA secure_delete = ON")  # environments do not stay in free pages
+    _require_writable(db)
+
+
+def _require_writable(db: sqlite3.Connection) -> None:
+    """Before the first commit would say it. Who holds the lock just now can write as well."""
+    db.execute("PRAGMA busy_timeout = 0")
+    try:
+        db.execute("BEGIN IMMEDIATE")
+        db.execute("ROLLBACK")
+    except sqlite3.OperationalError as error:
+        if _sqlite_code(error) & 0xFF != sqlite3.SQLITE_BUSY:
+            raise
+    finally:
+        db.execute(f"PRAGMA busy_timeout = {int(BUSY_TIMEOUT_S * 1000)}")
 
 
 def _require_all_pages(db: sqlite3.Connection, size: int, path: Path) -> None:

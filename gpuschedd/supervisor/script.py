@@ -55,8 +55,10 @@ _OWNER, _USER, _GROUP, _MASK, _OTHERS = 0x01, 0x02, 0x04, 0x10, 0x20
 
 def _let_read(fd: int, uid: int) -> None:
     """That user alone, beside root."""
-    entries = ((_OWNER, _READ, _NOBODY), (_USER, _READ, uid), (_GROUP, 0, _NOBODY))
-    entries += ((_MASK, _READ, _NOBODY), (_OTHERS, 0, _NOBODY))
+    entries = (
+        *((_OWNER, _READ, _NOBODY), (_USER, _READ, uid), (_GROUP, 0, _NOBODY)),
+        *((_MASK, _READ, _NOBODY), (_OTHERS, 0, _NOBODY)),
+    )
     rows = b"".join(struct.pack("<HHI", *entry) for entry in entries)
     try:
         os.setxattr(fd, _ACL, struct.pack("<I", _ACL_VERSION) + rows)

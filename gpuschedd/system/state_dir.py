@@ -14,6 +14,7 @@ from gpuschedd.supervisor.errors import STORAGE_ERRNOS
 
 LOCK_NAME = "lock"
 PROBE_NAME = "probe"
+UNWRITABLE_ERRNOS = STORAGE_ERRNOS | {errno.EROFS}  # of a right place, for now
 PROBE_BYTES = 64 * 1024
 
 
@@ -38,7 +39,10 @@ def make_directory(path: Path, mode: int) -> None:
 
 
 def prepare_state_dir(state_dir: Path, *, is_system: bool) -> None:
-    """Make the directories with their modes. 0711 lets users reach the script they may read, no more."""
+    """Make the directories with their modes. 0711: users reach the script they may read, no more.
+
+    Raises Unusable, or OSError where there is no room or nothing can be written for now.
+    """
     mode = 0o711 if is_system else 0o700
     for path, wanted in (
         (state_dir, mode),
@@ -53,7 +57,7 @@ def prepare_state_dir(state_dir: Path, *, is_system: bool) -> None:
             if stat.S_IMODE(found.st_mode) != wanted:
                 os.chmod(path, wanted)
         except OSError as error:
-            if error.errno in STORAGE_ERRNOS:
+            if error.errno in UNWRITABLE_ERRNOS:
                 raise  # not a wrong place: a later start may find room
             raise Unusable(f"{path} cannot be made: {error.strerror}") from error
 
@@ -66,9 +70,15 @@ class Lock:
     """
 
     def __init__(self, state_dir: Path) -> None:
-        """Raises AlreadyRunning."""
+        """Raises AlreadyRunning, Unusable, or OSError where nothing can be written for now."""
         self._state_dir = state_dir
-        self._file = _lock_file(state_dir)
+        try:
+            self._file = _lock_file(state_dir)
+        except OSError as error:
+            if error.errno in UNWRITABLE_ERRNOS:
+                raise
+            path = state_dir / LOCK_NAME
+            raise Unusable(f"{path} cannot be locked: {error.strerror}; remove it") from error
         try:
             self._directory = _lock_directory(state_dir)
         except AlreadyRunning:

@@ -15,6 +15,7 @@ from gpuschedd.core.model import Grant, Request
 from gpuschedd.store import migrations
 from gpuschedd.store.database import DATABASE_NAME, MARKER_NAME, StoreBusy, StoreUnusable
 from gpuschedd.store.history import History
+from gpuschedd.store.in_use import MARK_NAME
 from gpuschedd.store.records import Age, Brief, Changes, Event, Payload, brief_of
 from gpuschedd.store.writer import Store
 from gpuschedd.system.clock import ClockMark
@@ -229,6 +230,27 @@ def test_an_unusable_database_ends_the_daemon_with_78_and_the_next_step(
     assert daemon.spawn().wait(30) == 78
     said = daemon.log_tail()
     assert "backup" in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(DATABASE_NAME, f"{DATABASE_NAME}-wal", f"{DATABASE_NAME}-shm", MARK_NAME),
+        *(f"{MARK_NAME}.tmp", "lock"),
+    ],
+)
+def test_a_directory_in_the_place_of_a_file_has_words_and_no_traceback(
+    tmp_path: Path, name: str
+) -> None:
+    daemon = DaemonProcess(tmp_path, "1x1G").start()
+    daemon.stop()
+    path = daemon.state_dir / name
+    path.unlink(missing_ok=True)
+    path.mkdir()
+    assert daemon.spawn().wait(30) in (74, 78)
+    said = daemon.log_tail()
+    assert DATABASE_NAME in said or str(path) in said
     assert "Traceback" not in said
 
 

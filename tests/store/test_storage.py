@@ -173,6 +173,28 @@ def test_what_is_past_its_limit_stays_where_the_disk_is_full(small_disk: Path) -
     store.close()
 
 
+def test_a_start_on_a_disk_that_is_read_only_says_so(tmp_path: Path, small_disk: Path) -> None:
+    """74: it is started again, and goes on when the disk is writable."""
+    daemon = DaemonProcess(tmp_path, "1x24G")
+    daemon.state_dir = small_disk / "state"
+    daemon.start().stop()
+    _remount(small_disk, "ro")
+    for state_dir in (daemon.state_dir, small_disk / "other"):
+        daemon.state_dir = state_dir
+        assert daemon.spawn().wait(30) == 74
+        assert "Read-only file system" in daemon.log_tail()
+        assert "Traceback" not in daemon.log_tail()
+    with pytest.raises(StoreFull, match="Read-only"):
+        Store.open(small_disk / "state")
+    _remount(small_disk, "rw")
+    daemon.state_dir = small_disk / "state"
+    daemon.start().stop()
+
+
+def _remount(mount: Path, how: str, *options: str) -> None:
+    subprocess.run(["mount", *options, "-o", f"remount,{how}", str(mount)], check=True)
+
+
 def test_a_job_whose_directory_is_removed_does_not_run_for_ever(tmp_path: Path) -> None:
     """When its supervisor is gone nobody will ever know its end: NODE_FAIL, and the GPU is free."""
     daemon = DaemonProcess(tmp_path, "1x24G").start()
