@@ -28,7 +28,8 @@ HOST = -1  # instead of a uid: rows of no user
 
 ROWS_PER_DROP = 200
 REQUESTS_PER_DROP = 20
-_REQUEST_BYTES_PER_DROP = 4 * 2**20
+_REQUEST_BYTES_PER_DROP = 2**20
+_DROPS_PER_COMMIT = 5  # of each user; what is left then goes beside the service
 
 KeptBytes = dict[int, int]  # uid -> bytes of the requests of its final jobs
 
@@ -75,29 +76,41 @@ def keep(db: sqlite3.Connection, job: Job, ended_sched_s: float, kept: KeptBytes
 def drop_excess(db: sqlite3.Connection, uids: Iterable[int], kept: KeptBytes) -> None:
     """Of who has more than the limit the oldest requests go, as new ones come."""
     for uid in uids:
-        while kept.get(uid, 0) > REQUEST_BYTES_PER_UID_MAX:
-            if not _drop_requests(db, "uid = ?", (uid,), kept):
+        for _ in range(_DROPS_PER_COMMIT):
+            if not _drop_excess(db, uid, kept):
                 break
+
+
+def _drop_excess(db: sqlite3.Connection, uid: int, kept: KeptBytes) -> int:
+    over = kept.get(uid, 0) - REQUEST_BYTES_PER_UID_MAX
+    if over <= 0:
+        return 0
+    return _drop_requests(db, "uid = ?", (uid,), kept, min(over, _REQUEST_BYTES_PER_DROP))
 
 
 def drop(db: sqlite3.Connection, old: Old, kept: KeptBytes) -> int:
     """Forget a few of these rows; how many."""
     if old.table == "request":
-        return _drop_requests(db, "ended_sched_s < ?", (old.upto,), kept)
+        where = "ended_sched_s < ?"
+        return _drop_requests(db, where, (old.upto,), kept, _REQUEST_BYTES_PER_DROP)
+    if old.table == "excess":
+        assert old.uid is not None
+        return _drop_excess(db, old.uid, kept)
     statement, values = _statement(old)
     return db.execute(statement, values).rowcount
 
 
 def _drop_requests(
-    db: sqlite3.Connection, where: str, values: tuple[float, ...], kept: KeptBytes
+    db: sqlite3.Connection, where: str, values: tuple[float, ...], kept: KeptBytes, enough: int
 ) -> int:
+    """The oldest of them, until they were `enough` bytes; how many."""
     found = db.execute(
         f"SELECT job_id, uid, bytes FROM kept WHERE {where} ORDER BY ended_sched_s, job_id LIMIT ?",
         (*values, REQUESTS_PER_DROP),
     ).fetchall()
     dropped = dropped_bytes = 0
     for job_id, uid, size in found:
-        if dropped and dropped_bytes + size > _REQUEST_BYTES_PER_DROP:
+        if dropped_bytes >= enough:
             break
         _forget_request(db, job_id)
         kept[uid] = max(0, kept.get(uid, 0) - size)
@@ -145,6 +158,10 @@ def _statement(old: Old) -> tuple[str, tuple[float, ...]]:
 def find_old(db: sqlite3.Connection, ages: Ages, now_sched_s: float, now_s: float) -> Iterator[Old]:
     """What is past its limit now. Reads for a while on a large database: not for the writer."""
     yield Old("request", now_sched_s - ages.requests_s)
+    for row in db.execute(
+        "SELECT uid FROM kept GROUP BY uid HAVING sum(bytes) > ?", (REQUEST_BYTES_PER_UID_MAX,)
+    ).fetchall():
+        yield Old("excess", REQUEST_BYTES_PER_UID_MAX, uid=row[0])
     yield Old("submission", now_sched_s - SUBMISSION_KEPT_S)
     yield Old("promise", now_s - ages.events_s)
     yield from _aged(db, "event", "event_id", now_s - ages.events_s)
