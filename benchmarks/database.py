@@ -1,0 +1,163 @@
+"""How the database grows with jobs that have ended, and how long a start on it takes.
+
+Usage: python benchmarks/database.py [--jobs N] [--script-bytes N] [PLACE]. Fills a database in a
+directory below PLACE (default: the temporary one) through the daemon's own writer, with final jobs
+of two hundred users, each with a script, two events and one GPU; starts the daemon on it (after an
+orderly end, and after kill -9), and forgets all requests and events as retention does. Prints one
+line a figure. A million jobs take twenty minutes and 5 GB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+from gpusched_client import Client
+from gpusched_client.errors import Unavailable
+from gpusched_client.terms import Cause, GpuUuid, JobId, JobState
+from gpuschedd.core.job import Gone, Job, Placed, Started, advance
+from gpuschedd.core.model import Grant, Request
+from gpuschedd.store.database import DATABASE_NAME
+from gpuschedd.store.records import Changes, Event, GpuUse, Payload, Submission
+from gpuschedd.store.retention import Old
+from gpuschedd.store.writer import Store
+from gpuschedd.system.clock import ClockMark, SystemClock
+
+JOBS_PER_BATCH = 1_000
+USERS = 200
+GPU = GpuUuid("GPU-00000000-0000-4000-8000-000000000000")
+ENVIRONMENT = tuple((b"VARIABLE_%d" % n, b"x" * 60) for n in range(40))
+
+
+def job_of(number: int, now_s: float) -> Job:
+    """One that has run and ended as most do."""
+    user = number % USERS
+    job = Job(
+        job_id=JobId(number),
+        uid=20_000 + user,
+        user=f"user{user}",
+        name=f"train-{number}",
+        request=Request(gpus=1, vram_bytes=18 * 2**30, time_limit_s=3_600.0),
+        submitted_at_s=now_s,
+        submitted_sched_s=1.0,
+    )
+    placed = advance(job, Placed((Grant(GPU, 19 * 2**30, 18 * 2**30),), False, 2.0))
+    running = advance(placed, Started(now_s + 1.0, 3.0))
+    ended = advance(running, Gone(JobState.COMPLETED, now_s + 9.0, code=0, cause=Cause.EXIT))
+    return replace(ended, cpu_user_s=12.5, cpu_system_s=0.5, max_rss_bytes=2**30)
+
+
+def batch_of(first: int, count: int, script: bytes, mark: ClockMark) -> Changes:
+    """A thousand jobs at once, with all that is written of them."""
+    changes = Changes(mark=mark, gpu_index_of={GPU: 0})
+    for number in range(first, first + count):
+        job = job_of(number, mark.wall_s)
+        words = (b"a-train.sh", b"--seed", b"%d" % number)
+        changes.jobs[job.job_id] = job
+        changes.payloads[job.job_id] = Payload(
+            words, script, b"/home/user", 0o022, (), None, None, ENVIRONMENT
+        )
+        changes.gpu_uses.append(GpuUse(job.job_id, job.attempt, GPU, 17 * 2**30, None, "driver"))
+        for kind in ("job_submitted", "job_ended"):
+            event = Event(kind, mark.wall_s, job.job_id, job.uid, {"state": "COMPLETED"})
+            changes.events.append((2 * number + (kind == "job_ended"), event))
+        key = f"{number:032x}"
+        changes.submissions.append(Submission(job.uid, key, b"d" * 32, (job.job_id,), 1.0))
+    return changes
+
+
+def fill(place: Path, jobs: int, script_bytes: int) -> None:
+    """A database of so many final jobs."""
+    store = Store.open(place)
+    clock = SystemClock()
+    mark = ClockMark(clock.boot_id(), 0.0, clock.boottime_s(), clock.wall_s())
+    for first in range(1, jobs + 1, JOBS_PER_BATCH):
+        count = min(JOBS_PER_BATCH, jobs + 1 - first)
+        script = b"#!/bin/sh\n" + os.urandom(script_bytes)
+        store.commit(batch_of(first, count, script, mark))
+    store.close()
+
+
+def used_bytes(place: Path) -> int:
+    """Of the database, without the pages that are free for what comes."""
+    with closing(sqlite3.connect(place / DATABASE_NAME)) as db:
+        pages, free, size = (
+            db.execute(f"PRAGMA {name}").fetchone()[0]
+            for name in ("page_count", "freelist_count", "page_size")
+        )
+    used: int = (pages - free) * size
+    return used
+
+
+def start_s(place: Path, end: int) -> float:
+    """From exec to the first answer; then the daemon is ended with that signal."""
+    socket = place / "s.sock"
+    words = [sys.executable, "-m", "gpuschedd.main", "--simulate", "1x24G"]
+    words += ["--socket", str(socket), "--state-dir", str(place)]
+    began_s = time.monotonic()
+    with (place / "log").open("ab") as log:
+        daemon = subprocess.Popen(
+            [*words, "--config", str(place / "none.toml")], stderr=log, stdout=log
+        )
+    try:
+        while True:
+            if daemon.poll() is not None:
+                raise SystemExit((place / "log").read_text()[-2_000:])
+            try:
+                with Client(socket, reconnect_s=0.0) as client:
+                    client.hello()
+                return time.monotonic() - began_s
+            except Unavailable:
+                time.sleep(0.01)
+    finally:
+        daemon.send_signal(end)
+        daemon.wait()
+
+
+def forget(place: Path) -> None:
+    """As retention does, when the time of everything has come."""
+    store = Store.open(place)
+    for table in ("request", "submission", "event"):
+        while store.drop(Old(table, float("inf"))):
+            pass
+    store.close()
+
+
+def measure(place: Path, jobs: int, script_bytes: int) -> None:
+    """All figures, one a line."""
+    began_s = time.monotonic()
+    fill(place, jobs, script_bytes)
+    print(f"filled with {jobs} jobs in {time.monotonic() - began_s:.0f} s", flush=True)
+    size = (place / DATABASE_NAME).stat().st_size
+    print(f"database: {size / 2**30:.2f} GiB, {size / jobs:.0f} bytes a job with its request")
+    print(f"first start: {start_s(place, signal.SIGTERM):.2f} s", flush=True)
+    print(f"start after an orderly end: {start_s(place, signal.SIGKILL):.2f} s", flush=True)
+    print(f"start after kill -9: {start_s(place, signal.SIGTERM):.2f} s", flush=True)
+    began_s = time.monotonic()
+    forget(place)
+    print(f"requests and events forgotten in {time.monotonic() - began_s:.0f} s")
+    print(f"{used_bytes(place) / jobs:.0f} bytes a job after that", flush=True)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("place", nargs="?", type=Path)
+    parser.add_argument("--jobs", type=int, default=1_000_000)
+    parser.add_argument("--script-bytes", type=int, default=3_000)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=options.place, prefix="gpusched-database-") as name:
+        measure(Path(name), options.jobs, options.script_bytes)
+
+
+if __name__ == "__main__":
+    main()
