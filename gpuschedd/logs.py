@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from typing import TextIO
+from typing import Any, TextIO
 
 from gpusched_client.terms import printable
 from gpuschedd.jobs.controller import Committed
@@ -28,8 +28,13 @@ def _logged(value: object) -> str:
 class OneLine(logging.Formatter):
     """Lines that hold users' words and remain one line each, with nothing for a terminal to obey.
 
-    A traceback follows its line as ever.
+    A traceback follows in lines of its own.
     """
+
+    def formatException(self, ei: Any) -> str:
+        """The traceback, each of its lines escaped: the words of an error may be a user's."""
+        lines = super().formatException(ei).split("\n")
+        return "\n".join(printable(line) for line in lines)
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         """The line, unprintable characters escaped."""
