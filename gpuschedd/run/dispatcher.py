@@ -211,10 +211,7 @@ class Dispatcher:
         return make
 
     async def _payload(self, job: Job) -> Payload:
-        found: Payload | None = await self._controller.in_database(
-            lambda store: store.payload(job.job_id)
-        )
-        assert found is not None, "a live job has its payload"
+        found: Payload = await self._controller.in_database(lambda store: store.payload(job.job_id))
         return found
 
     async def _probe_plan(self, job: Job) -> LaunchPlan:

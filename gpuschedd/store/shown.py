@@ -11,9 +11,12 @@ _UNSEEN = (
 
 #: The table of them, for `shown`.
 UNSEEN_TABLE = (
-    "CREATE TABLE unseen (number INTEGER PRIMARY KEY, seen TEXT NOT NULL, written TEXT NOT NULL)",
+    """CREATE TABLE unseen (
+        number INTEGER PRIMARY KEY,
+        code INTEGER NOT NULL,
+        written TEXT NOT NULL)""",
     *(
-        f"INSERT INTO unseen VALUES ({number}, char({code}),"
+        f"INSERT INTO unseen VALUES ({number}, {code},"
         f" '{chr(code).encode('unicode_escape').decode('ascii')}')"
         for number, code in enumerate(_UNSEEN)
     ),
@@ -23,11 +26,14 @@ UNSEEN_TABLE = (
 def shown(column: str) -> str:
     """An SQL expression: the column's text as `gq` prints it, `ESC` as the four characters `\\x1b`.
 
-    Nearly all texts hold plain ASCII and cost one comparison.
+    Nearly all texts hold plain ASCII and cost a comparison. The last part of a compound gives the
+    expression its type, which is the column's.
     """
+    is_plain = f"{column} NOT GLOB '*[^ -~]*'"
     return (
-        f"CASE WHEN {column} GLOB '*[^ -~]*' THEN (WITH RECURSIVE step (number, text) AS ("
-        f"SELECT 0, {column} UNION ALL SELECT step.number + 1, replace(text, seen, written)"
+        f"(SELECT (WITH RECURSIVE step (number, text) AS (SELECT 0, {column} UNION ALL"
+        " SELECT step.number + 1, replace(text, char(code), written)"
         " FROM step JOIN unseen ON unseen.number = step.number)"
-        f" SELECT text FROM step WHERE number = {len(_UNSEEN)}) ELSE {column} END"
+        f" SELECT text FROM step WHERE number = {len(_UNSEEN)}) WHERE NOT ({is_plain})"
+        f" UNION ALL SELECT {column} WHERE {is_plain})"
     )

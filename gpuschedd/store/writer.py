@@ -225,13 +225,16 @@ class Store:
         if without is not None:
             raise sqlite3.DatabaseError(f"the request or environment of job {without[0]} is gone")
 
-    def payload(self, job_id: JobId) -> Payload | None:
+    def payload(self, job_id: JobId) -> Payload:
         """The launch's part of a request, environment included while the job is live.
 
-        Raises StoreBroken.
+        Raises StoreBroken, where it is not there as well.
         """
         with typed_errors():
-            return read_payload(self._db, job_id)
+            found = read_payload(self._db, job_id)
+            if found is None:
+                raise sqlite3.DatabaseError(f"the request of job {job_id} is gone")
+        return found
 
     def drop(self, old: retention.Old) -> bool:
         """Forget a few rows that are past their limit; True where there may be more of them.

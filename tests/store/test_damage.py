@@ -30,6 +30,7 @@ from gpuschedd.store.wal import has_lost_frames
 from gpuschedd.store.writer import Store
 from gpuschedd.system.clock import ClockMark
 from tests.store.test_database import a_job, a_payload
+from tests.support.daemon import DaemonProcess, clean_up
 
 WAL = DATABASE_NAME + "-wal"
 FRAME = 24 + 4096
@@ -94,6 +95,7 @@ MISLED = (
     " WHERE environment_id = 3) WHERE environment_id = 2",
     "DELETE FROM payload WHERE job_id = 2",
 )
+RUN = (*MISLED[:3], *MISLED[4:])
 
 
 @pytest.mark.parametrize("statement", MISLED)
@@ -107,7 +109,7 @@ def test_a_request_that_leads_elsewhere_is_refused_at_the_start(
         load(tmp_path)
 
 
-@pytest.mark.parametrize("statement", [*MISLED[:3], MISLED[4]])
+@pytest.mark.parametrize("statement", RUN)
 def test_a_request_that_leads_elsewhere_is_not_launched(tmp_path: Path, statement: str) -> None:
     """Damage that comes while the daemon runs."""
     filled(tmp_path)
@@ -466,6 +468,36 @@ def test_a_full_disk_keeps_the_mark_older(tmp_path: Path, monkeypatch: pytest.Mo
         mark.reach(4)
     mark.close(complete=False)
     assert (tmp_path / "state" / MARK_NAME).read_bytes().startswith(b"%020d" % 3)
+
+
+@pytest.mark.parametrize("keep_bytes", [None, 0, 32 + FRAME])
+def test_a_daemon_does_not_start_without_the_log_of_the_one_that_was_killed(
+    tmp_path: Path, keep_bytes: int | None
+) -> None:
+    """78: no restart mends it. With the log back in its place it goes on."""
+    daemon = DaemonProcess(tmp_path, "1x1G").start()
+    try:
+        with daemon.client() as client:
+            ids = [client.submit(["true"], hold=True).id for _ in range(3)]
+        daemon.kill()
+        log = daemon.state_dir / WAL
+        aside = Path(shutil.copy(log, tmp_path / "aside"))
+        if keep_bytes is None:
+            log.unlink()
+        else:
+            os.truncate(log, keep_bytes)
+        for _ in range(2):
+            assert daemon.spawn().wait(30) == 78
+        assert MARK_NAME in daemon.log_tail()
+        assert "Traceback" not in daemon.log_tail()
+        for name in (DATABASE_NAME + "-shm", WAL):
+            (daemon.state_dir / name).unlink(missing_ok=True)
+        shutil.copy(aside, log)
+        daemon.start()
+        with daemon.client() as client:
+            assert [job.job_id for job in client.jobs().jobs] == ids
+    finally:
+        clean_up(daemon)
 
 
 # --- what is looked at beside the service -------------------------------------------------------
