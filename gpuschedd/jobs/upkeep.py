@@ -38,10 +38,19 @@ class Upkeep:
         self._controller = controller
         self._path = path
         self._thread = started_pool(1, "upkeep")
+        self._checker: Checker | None = None
 
     def close(self) -> None:
-        """After the tasks have been cancelled."""
+        """After the tasks have been cancelled; a long look is cut short."""
+        if self._checker is not None:
+            self._checker.interrupt()
         self._thread.shutdown(wait=True, cancel_futures=True)
+        self._close_checker()
+
+    def _close_checker(self) -> None:
+        if self._checker is not None:
+            self._checker.close()
+            self._checker = None
 
     async def _apart(self, work: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
@@ -93,15 +102,15 @@ class Upkeep:
 
     async def check(self) -> None:
         """All of the database once. Raises StoreDamaged, and the controller ends with it."""
-        checker: Checker = await self._looked_at(partial(Checker, self._path))
-        steps = checker.steps()
-        try:
-            while (step := await self._looked_at(partial(next, steps, None))) is not None:
-                began_s = time.monotonic()
-                await self._looked_at(step)
-                await asyncio.sleep(PAUSE_FACTOR * min(1.0, time.monotonic() - began_s))
-        finally:
-            checker.close()
+        self._close_checker()  # of a look that was put off
+        self._checker = await self._looked_at(partial(Checker, self._path))
+        assert self._checker is not None
+        steps = self._checker.steps()
+        while (step := await self._looked_at(partial(next, steps, None))) is not None:
+            began_s = time.monotonic()
+            await self._looked_at(step)
+            await asyncio.sleep(PAUSE_FACTOR * min(1.0, time.monotonic() - began_s))
+        self._close_checker()
 
     async def _looked_at(self, look: Callable[[], Any]) -> Any:
         try:

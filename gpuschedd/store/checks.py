@@ -90,6 +90,10 @@ class Checker:
         self._db.execute("PRAGMA query_only = ON")
         self._last = 0  # job that was looked at; below 0: all were
 
+    def interrupt(self) -> None:
+        """From another thread: let the present step fail soon."""
+        self._db.interrupt()
+
     def close(self) -> None:
         """Close the connection."""
         self._db.close()
