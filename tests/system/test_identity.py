@@ -165,6 +165,27 @@ def test_root_s_jobs_run_where_the_configuration_says_so(host: Host) -> None:
     assert host.box.sh("cat /tmp/root-job; rm /tmp/root-job") == "0\n"
 
 
+def test_nothing_in_the_state_directory_is_a_user_s(host: Host) -> None:
+    """A captured script too: its user reads it, nobody else; nobody changes, links or keeps it."""
+    script = b"#!/bin/sh\nuntil [ -e /tmp/go ]; do sleep 0.05; done; echo ran; exit 4\n"
+    job_id = host.submit("alice", script=script, gpus=0, cwd="/tmp", output="/tmp/scripted")
+    host.until_state(job_id, "RUNNING")
+    assert host.box.sh("find /var/lib/gpuschedd ! -user root") == ""
+    place = f"/var/lib/gpuschedd/scripts/{job_id}.1"
+    tries = (
+        f"cat {place}; echo x >> {place}; chmod 777 {place}; ln {place} /var/tmp/$USER; rm {place}"
+    )
+    said = {user: host.box.sh(f"({tries}) 2>&1; true", user=user) for user in ("alice", "bob")}
+    assert "until" in said["alice"]
+    assert "until" not in said["bob"]
+    assert host.box.sh("find /var/tmp -links +1 -type f") == ""
+    assert host.box.disk(place).read_bytes() == script
+    host.box.run("touch", "/tmp/go")
+    assert host.wait(job_id).exit_code == 4
+    assert host.box.sh("cat /tmp/scripted; rm /tmp/go /tmp/scripted") == "ran\n"
+    assert host.box.sh("ls /var/lib/gpuschedd/scripts") == ""
+
+
 def test_a_job_cannot_speak_to_the_daemon_s_own_places(host: Host) -> None:
     """The hint socket, the job directories and the database are root's alone."""
     line = (
