@@ -6,6 +6,7 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import click
 
@@ -33,6 +34,7 @@ from gpuschedd.system.accounts import unknown_names
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key.")
 @click.option("--simulate", metavar="HOST", help='Simulated GPUs: "4x24G", "2x80G+2x24G".')
 @click.option("--gpus", metavar="LIST", help="Only these GPUs: indices or UUIDs, by commas.")
+@click.option("--private", is_flag=True, help="Your own daemon, though this host has the system's.")
 @click.option("--no-exec", is_flag=True, help="Jobs hold their GPUs for their limit, run nothing.")
 @click.pass_context
 def cli(
@@ -46,12 +48,15 @@ def cli(
     simulate: str | None,
     gpus: str | None,
     no_exec: bool,
+    private: bool,
 ) -> None:
     """The GPU scheduler daemon: who runs next on this host's GPUs."""
     if context.invoked_subcommand is not None:
         return
     if config_path is not None:
         _check_is_there(config_path)
+    if not (system or private or socket_path is not None):
+        _check_is_alone()
     extra = list(overrides)
     if simulate is not None:
         extra.append(f'simulate="{simulate}"')
@@ -60,15 +65,38 @@ def cli(
         extra.append(f"gpus=[{','.join(names)}]")
     if no_exec:
         extra.append("exec_jobs=false")
-    options = Options(
-        is_system=system,
-        launch=Launch(launch) if launch else Launch.PID1 if system else Launch.DIRECT,
-        socket=socket_path or paths.socket_path(system),
-        state_dir=(state_dir or paths.state_dir(system)).absolute(),
-        config=config_path or paths.config_path(system),
-        overrides=tuple(extra),
-    )
+    try:
+        options = Options(
+            is_system=system,
+            launch=Launch(launch) if launch else Launch.PID1 if system else Launch.DIRECT,
+            socket=socket_path or paths.socket_path(system),
+            state_dir=(state_dir or paths.state_dir(system)).absolute(),
+            config=config_path or paths.config_path(system),
+            overrides=tuple(extra),
+        )
+    except paths.NoHome as error:
+        _refuse(f"{error}: --socket, --state-dir and --config")
+    if private and options.socket == paths.socket_path(system):
+        click.echo(
+            f"gpuschedd: clients take the system's daemon where there is one; for this one "
+            f"export {paths.SOCKET_ENV}={options.socket}",
+            err=True,
+        )
     sys.exit(run(options))
+
+
+def _check_is_alone() -> None:
+    """Two daemons would plan the same GPUs, and nobody could say which one a client asks."""
+    if os.path.lexists(paths.SYSTEM_SOCKET):
+        _refuse(
+            f"this host has a system daemon ({paths.SYSTEM_SOCKET}), which gsub and gq ask; "
+            "--private starts your own beside it"
+        )
+
+
+def _refuse(text: str) -> NoReturn:
+    click.echo(f"gpuschedd: {text}", err=True)
+    sys.exit(EX_CONFIG)
 
 
 @cli.command("check-config")
@@ -85,9 +113,13 @@ def check_config(context: click.Context, system: bool, file: Path | None) -> Non
     for named in (file, daemon["config_path"]):
         if named is not None:
             _check_is_there(named)
-    path = file or daemon["config_path"] or paths.config_path(system)
+    try:
+        own = paths.config_path(system)
+    except paths.NoHome:
+        own = paths.SYSTEM_CONFIG
+    path = file or daemon["config_path"] or own
     found = [path]
-    if path == paths.config_path(False) and not path.exists() and paths.SYSTEM_CONFIG.exists():
+    if path == own and not path.exists() and paths.SYSTEM_CONFIG.exists():
         found.append(paths.SYSTEM_CONFIG)
     good = [_check_config(each, system, daemon["overrides"]) for each in found]
     sys.exit(0 if all(good) else EX_CONFIG)
@@ -96,8 +128,7 @@ def check_config(context: click.Context, system: bool, file: Path | None) -> Non
 def _check_is_there(path: Path) -> None:
     """One that is named is meant: without it all would be at its default, limits and users too."""
     if not path.exists():
-        click.echo(f"gpuschedd: {path}: no such file; leave it out for the one in use", err=True)
-        sys.exit(EX_CONFIG)
+        _refuse(f"{path}: no such file; leave it out for the one in use")
 
 
 def _check_config(path: Path, system: bool, overrides: tuple[str, ...]) -> bool:

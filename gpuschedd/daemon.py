@@ -41,7 +41,7 @@ from gpuschedd.jobs.upkeep import Upkeep
 from gpuschedd.logs import log_events, set_up_logging
 from gpuschedd.run.dispatcher import Dispatcher
 from gpuschedd.run.hints import HintSocket
-from gpuschedd.run.launchers.direct import DirectLauncher, Launcher
+from gpuschedd.run.launchers.direct import DirectLauncher, Launcher, is_host_short
 from gpuschedd.run.launchers.systemd import SystemdLauncher
 from gpuschedd.run.runner import Runner
 from gpuschedd.run.spec import LaunchContext, SpecMaker
@@ -70,6 +70,7 @@ log = logging.getLogger("gpuschedd")
 EX_TEMPFAIL = 75  # another daemon runs here
 EX_CONFIG = 78  # a restart does not help: configuration, database, places
 EX_IOERR = 74
+EX_OSERR = 71  # the host is short of something; a restart may help
 THREAD_TURN_S = 0.001
 COLLECTOR = (50_000, 20, 100)
 ACCOUNTS_EVERY_S = 60.0
@@ -416,6 +417,31 @@ def status_of(error: Exception) -> int:
     return EX_TEMPFAIL if isinstance(error, places.AlreadyRunning) else EX_CONFIG
 
 
+def how_it_ended(error: Exception, state_dir: Path) -> tuple[int, str] | None:
+    """Exit status and words of an end that is no bug of ours; None of one that is."""
+    if isinstance(error, places.AlreadyRunning):
+        return status_of(error), str(error)
+    if is_short(error):
+        text = "the host is short of processes, threads, memory or descriptors for now"
+        return EX_OSERR, f"{error}: {text}"
+    if isinstance(error, places.Unusable | ConfigError | StoreUnusable | GpuschedError):
+        return status_of(error), str(error)
+    if isinstance(error, StoreFull):
+        return EX_IOERR, f"the database cannot be written: {error}"
+    if isinstance(error, OSError) and error.errno in places.UNWRITABLE_ERRNOS:
+        return EX_IOERR, f"{error.filename or state_dir} cannot be written: {error.strerror}"
+    return None
+
+
+def is_short(error: BaseException | None) -> bool:
+    """Whether what lies below an error is a want of the host's, which passes."""
+    while error is not None:
+        if isinstance(error, Exception) and is_host_short(error):
+            return True
+        error = error.__cause__
+    return False
+
+
 def read_config(options: Options) -> Config:
     """File and --set over the defaults of the mode. Raises ConfigError."""
     base = Config()
@@ -443,22 +469,13 @@ def run(options: Options) -> int:
         if not is_activated():
             # Before anything is read or recovered: two daemons must not plan the same GPUs.
             places.remove_stale(options.socket)
-        return asyncio.run(Daemon(options, settings, SystemClock(), lock).run())
-    except (
-        places.AlreadyRunning,
-        places.Unusable,
-        ConfigError,
-        StoreUnusable,
-        GpuschedError,
-    ) as error:
-        print(f"gpuschedd: {error}", file=sys.stderr)
-        return status_of(error)
-    except StoreFull as error:
-        print(f"gpuschedd: the database cannot be written: {error}", file=sys.stderr)
-        return EX_IOERR
-    except OSError as error:
-        if error.errno not in places.UNWRITABLE_ERRNOS:
+        with asyncio.Runner() as runner:
+            runner.get_loop()  # or the reason why there is none
+            return runner.run(Daemon(options, settings, SystemClock(), lock).run())
+    except Exception as error:
+        end = how_it_ended(error, options.state_dir)
+        if end is None:
             raise
-        where = error.filename or options.state_dir
-        print(f"gpuschedd: {where} cannot be written: {error.strerror}", file=sys.stderr)
-        return EX_IOERR
+        status, text = end
+        print(f"gpuschedd: {text}", file=sys.stderr)
+        return status

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import time
 from pathlib import Path
+
+import pytest
 
 from tests.support.daemon import DaemonProcess, until
 
@@ -45,3 +48,17 @@ def test_an_idle_daemon_wakes_only_for_the_gpu_sample(daemon: DaemonProcess) -> 
         return woken <= 12 * (took_s / SAMPLE_S + 1) and busy_s <= 0.05 * took_s
 
     until(sleeps, "what the job's end has set off is over, and it sleeps")
+
+
+@pytest.mark.parametrize("descriptors", [6, 8, 10, 12])
+def test_a_start_without_descriptors_is_tried_again_and_blames_nothing_else(
+    tmp_path: Path, descriptors: int
+) -> None:
+    """Wherever it runs out of them: no damaged database, no bad configuration, no exit 78."""
+    wrapper = ("sh", "-c", f'ulimit -n {descriptors}; exec "$@"', "sh")
+    daemon = DaemonProcess(tmp_path, wrapper=wrapper)
+    assert daemon.spawn().wait(30) in (71, 74)
+    assert re.search("Too many open files|may open no more files", daemon.log_text())
+    daemon.wrapper = []
+    daemon.start()
+    assert daemon.stop() == 0

@@ -19,6 +19,7 @@ from gpuschedd.supervisor.errors import SHORT_ERRNOS, STORAGE_ERRNOS
 
 DATABASE_NAME = "gpuschedd.sqlite3"
 MARKER_NAME = "gpuschedd.instance"  # says that a database existed: an empty one is never made twice
+DESCRIPTORS_NEEDED = 4
 BUSY_TIMEOUT_S = 10.0
 WAL_PAGES = 250  # 1 MiB: on a small disk it must not take the room that the database grows into
 CHECKED_AT_START_BYTES_MAX = 128 * 2**20  # a larger one is checked beside the service (`checks`)
@@ -161,11 +162,27 @@ def _passing(error: sqlite3.Error, path: Path | None = None) -> StoreFull | None
         return StoreFull(f"{error}; free some space")
     if kind == sqlite3.SQLITE_BUSY:
         return StoreBusy(f"{error} by another program; end its transaction")
+    if kind == sqlite3.SQLITE_CANTOPEN and not _descriptors_left():
+        return StoreFull(f"{error}, since this process may open no more files for now")
     if kind == sqlite3.SQLITE_READONLY or (kind == sqlite3.SQLITE_CANTOPEN and _is_shut(path)):
         return StoreFull(f"{error}; make its file system and its file writable")
     if kind == sqlite3.SQLITE_NOMEM:
         return StoreFull(f"{error}; free some memory")
     return None
+
+
+def _descriptors_left() -> bool:
+    """Whether a database, its log and its shared memory can be opened: SQLite does not say why."""
+    held: list[int] = []
+    try:
+        for _ in range(DESCRIPTORS_NEEDED):
+            held.append(os.open("/", os.O_RDONLY | os.O_CLOEXEC))
+        return True
+    except OSError:
+        return False
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
 
 
 def _is_shut(path: Path | None) -> bool:
