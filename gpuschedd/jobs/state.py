@@ -29,7 +29,7 @@ from gpuschedd.core.model import (
 from gpuschedd.core.queues import Queues
 from gpuschedd.jobs.gates import is_eligible, is_timed
 from gpuschedd.store.records import (
-    RECENT_SUBMISSIONS_MAX,
+    RECENT_SUBMISSIONS_LOADED,
     Age,
     GpuRow,
     Loaded,
@@ -113,7 +113,7 @@ class State:
         state.inventory = admission.seen(state.inventory, _seen_gpus(loaded.gpus))
         for submission in loaded.submissions:
             state.submissions[(submission.uid, submission.submission_id)] = submission
-        state.submissions_forgotten = len(state.submissions) >= RECENT_SUBMISSIONS_MAX
+        state.submissions_forgotten = len(state.submissions) >= RECENT_SUBMISSIONS_LOADED
         for row in loaded.promises:
             state.promise_row = row
             state.promise = Promise(row.job_id, row.promised_sched_s, row.start_by_sched_s)

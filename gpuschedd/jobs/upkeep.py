@@ -27,7 +27,8 @@ log = logging.getLogger(__name__)
 SWEEP_EVERY_S = 60.0
 CHECK_AFTER_S = 30.0  # from the start, which has enough to do
 CHECK_AGAIN_S = 86_400.0
-PAUSE_FACTOR = 3.0  # a slice is followed by so many times its own time of rest
+DROP_PAUSE_FACTOR = 3.0  # a slice is followed by so many times its own time of rest
+CHECK_PAUSE_FACTOR = 1.0
 CHECK_RETRY_S = 60.0
 
 
@@ -80,7 +81,7 @@ class Upkeep:
     async def _drop(self, old: Old) -> bool:
         began_s = time.monotonic()
         more: bool = await self._controller.in_database(partial(Store.drop, old=old))
-        await asyncio.sleep(PAUSE_FACTOR * (time.monotonic() - began_s))
+        await asyncio.sleep(DROP_PAUSE_FACTOR * (time.monotonic() - began_s))
         return more
 
     # --- checks ---------------------------------------------------------------------------------
@@ -109,7 +110,7 @@ class Upkeep:
         while (step := await self._looked_at(partial(next, steps, None))) is not None:
             began_s = time.monotonic()
             await self._looked_at(step)
-            await asyncio.sleep(PAUSE_FACTOR * min(1.0, time.monotonic() - began_s))
+            await asyncio.sleep(CHECK_PAUSE_FACTOR * min(1.0, time.monotonic() - began_s))
         self._close_checker()
 
     async def _looked_at(self, look: Callable[[], Any]) -> Any:

@@ -16,6 +16,7 @@ from gpuschedd.system.clock import ClockMark
 
 BRIEF_WORDS_MAX, BRIEF_BYTES_MAX = 64, 1_024
 RECENT_SUBMISSIONS_MAX = 100_000  # kept in memory; older ones are in the database only
+RECENT_SUBMISSIONS_LOADED = 10_000  # of these at a start, which must not take long for them
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +213,7 @@ class Loaded:
     gpu_uses: tuple[GpuUse, ...]  # of jobs that are not final
     health: Mapping[GpuUuid, Remembered]
     last_event_id: int
-    submissions: tuple[Submission, ...]  # the newest RECENT_SUBMISSIONS_MAX, oldest first
+    submissions: tuple[Submission, ...]  # the newest RECENT_SUBMISSIONS_LOADED, oldest first
 
 
 @dataclass(frozen=True, slots=True)

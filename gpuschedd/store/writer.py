@@ -36,7 +36,7 @@ from gpuschedd.store.database import (
 from gpuschedd.store.in_use import Mark
 from gpuschedd.store.queries import gpu_uses, grants_of, read_payload
 from gpuschedd.store.records import (
-    RECENT_SUBMISSIONS_MAX,
+    RECENT_SUBMISSIONS_LOADED,
     Age,
     AttemptEnd,
     Brief,
@@ -177,7 +177,8 @@ class Store:
         self._require_live(jobs)
         check_newest(db)
         recent = db.execute(
-            "SELECT * FROM submission ORDER BY at_sched_s DESC LIMIT ?", (RECENT_SUBMISSIONS_MAX,)
+            "SELECT * FROM submission ORDER BY at_sched_s DESC LIMIT ?",
+            (RECENT_SUBMISSIONS_LOADED,),
         ).fetchall()
         loaded = Loaded(
             instance=self.instance,
