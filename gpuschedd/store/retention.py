@@ -31,7 +31,8 @@ REQUESTS_PER_DROP = 20
 _REQUEST_BYTES_PER_DROP = 2**20
 _DROPS_PER_COMMIT = 5  # of each user; what is left then goes beside the service
 
-KeptBytes = dict[int, int]  # uid -> bytes of the requests of its final jobs
+#: uid -> bytes of the requests of its final jobs; of those who were looked at since the start.
+KeptBytes = dict[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +53,11 @@ class Ages:
     events_s: float
 
 
-def kept_by_user(db: sqlite3.Connection) -> KeptBytes:
-    """What the writer counts on from."""
-    rows = db.execute("SELECT uid, sum(bytes) FROM kept GROUP BY uid").fetchall()
-    return {row[0]: row[1] for row in rows}
+def _kept_by(db: sqlite3.Connection, uid: int, kept: KeptBytes) -> int:
+    if uid not in kept:
+        query = "SELECT coalesce(sum(bytes), 0) FROM kept WHERE uid = ?"
+        kept[uid] = db.execute(query, (uid,)).fetchone()[0]
+    return kept[uid]
 
 
 def keep(db: sqlite3.Connection, job: Job, ended_sched_s: float, kept: KeptBytes) -> None:
@@ -69,8 +71,9 @@ def keep(db: sqlite3.Connection, job: Job, ended_sched_s: float, kept: KeptBytes
     ).fetchone()
     if row is None:
         return
+    before = _kept_by(db, job.uid, kept)
     db.execute("INSERT INTO kept VALUES (?, ?, ?, ?)", (job.job_id, job.uid, row[0], ended_sched_s))
-    kept[job.uid] = kept.get(job.uid, 0) + row[0]
+    kept[job.uid] = before + row[0]
 
 
 def drop_excess(db: sqlite3.Connection, uids: Iterable[int], kept: KeptBytes) -> None:
@@ -82,7 +85,7 @@ def drop_excess(db: sqlite3.Connection, uids: Iterable[int], kept: KeptBytes) ->
 
 
 def _drop_excess(db: sqlite3.Connection, uid: int, kept: KeptBytes) -> int:
-    over = kept.get(uid, 0) - REQUEST_BYTES_PER_UID_MAX
+    over = _kept_by(db, uid, kept) - REQUEST_BYTES_PER_UID_MAX
     if over <= 0:
         return 0
     return _drop_requests(db, "uid = ?", (uid,), kept, min(over, _REQUEST_BYTES_PER_DROP))
@@ -112,8 +115,9 @@ def _drop_requests(
     for job_id, uid, size in found:
         if dropped_bytes >= enough:
             break
+        before = _kept_by(db, uid, kept)
         _forget_request(db, job_id)
-        kept[uid] = max(0, kept.get(uid, 0) - size)
+        kept[uid] = before - size
         dropped += 1
         dropped_bytes += size
     return dropped

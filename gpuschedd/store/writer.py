@@ -48,7 +48,7 @@ from gpuschedd.store.records import (
     UsageRow,
     brief_of,
 )
-from gpuschedd.store.retention import KeptBytes, kept_by_user
+from gpuschedd.store.retention import KeptBytes
 from gpuschedd.system.clock import ClockMark
 
 COUNTED_ONLY = ("submissions", "meta")  # what is counted at a start and not loaded whole
@@ -65,10 +65,10 @@ class Store:
         self._db = connection
         self._mark = mark
         self._is_whole = True
+        self._kept: KeptBytes = {}
         self._files = files_of(path)
         with typed_opening(path):
             self._census = read_census(connection)
-            self._kept = kept_by_user(connection)
 
     @classmethod
     def open(cls, state_dir: Path) -> Store:
@@ -137,7 +137,7 @@ class Store:
             if job.is_final:
                 _forget_environment(db, job.job_id)
                 retention.keep(db, job, ended_sched_s, kept)
-        retention.drop_excess(db, {job.uid for job in changes.jobs.values()}, kept)
+        retention.drop_excess(db, {j.uid for j in changes.jobs.values() if j.is_final}, kept)
         census.add("submissions", len(changes.submissions))
         db.executemany(
             "INSERT INTO submission VALUES (?, ?, ?, ?, ?, ?)",
@@ -205,6 +205,8 @@ class Store:
             submissions=tuple(rows.submission_from(row) for row in reversed(recent)),
         )
         found = {"accounts": len(loaded.accounts), "open promises": len(loaded.promises)}
+        if len(recent) < RECENT_SUBMISSIONS_LOADED:  # they are all of them
+            found["submissions"] = len(recent)
         require_counts(self._census, {**found, "GPUs": len(loaded.gpus)})
         return loaded
 
