@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from gpusched_client.terms import JobId
 from gpuschedd.store import rows
+from gpuschedd.store.census import COUNTED, read_census, require_counts
 from gpuschedd.store.columns import job_from
 from gpuschedd.store.database import StoreDamaged, StoreFull, connect, is_damage
 from gpuschedd.store.queries import grants_of, read_payload
@@ -109,6 +110,7 @@ class Checker:
         for table in _ROW_TABLES:
             yield from self._table_steps(table)
         yield self._check_meta
+        yield self._check_counts
 
     def _check_structure(self, table: str) -> None:
         """Pages, rows, and that each index has an entry for each of them."""
@@ -152,6 +154,14 @@ class Checker:
     def _check_meta(self) -> None:
         for row in self._db.execute("SELECT key FROM meta").fetchall():
             rows.meta(self._db, row["key"])
+
+    def _check_counts(self) -> None:
+        self._db.execute("BEGIN")
+        try:
+            found = {what: self._db.execute(COUNTED[what]).fetchone()[0] for what in COUNTED}
+            require_counts(read_census(self._db), found)
+        finally:
+            self._db.execute("COMMIT")
 
 
 def _key_place(row: sqlite3.Row) -> int:

@@ -239,6 +239,7 @@ _SUMS_AND_RETENTION = (
         ended_sched_s REAL NOT NULL)""",
     "CREATE INDEX kept_of_user ON kept (uid, ended_sched_s, bytes)",
     "CREATE INDEX kept_ended ON kept (ended_sched_s)",
+    "CREATE INDEX promise_open ON promise (job_id) WHERE outcome IS NULL",
     "CREATE INDEX submission_age ON submission (at_sched_s)",
     "CREATE INDEX event_of_user ON event (uid)",
     "CREATE INDEX audit_of_user ON audit (outcome, uid)",

@@ -537,12 +537,13 @@ def _ended(number: int) -> Job:
         "UPDATE gpu SET drained = 'x'",
         "UPDATE account SET usage_gpu_s = 0",
         "UPDATE meta SET value = value || ' ' WHERE key = 'health'",
+        "DELETE FROM submission",
     ],
 )
 def test_the_long_check_looks_at_every_row(tmp_path: Path, statement: str) -> None:
     path = filled(tmp_path, 250)
     change(path, statement)
-    with pytest.raises(StoreDamaged, match="damaged"):
+    with pytest.raises(StoreDamaged, match="the database is damaged"):
         check(path)
 
 
