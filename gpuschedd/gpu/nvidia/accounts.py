@@ -17,11 +17,11 @@ def accounts_of(lib: Library, devices: Iterable[Device], request: dict[str, Any]
         device = by_uuid.get(uuid)
         if device is None or device.parent is not None:
             continue  # slices keep no accounts
-        lib.gpu = device.index
         found[uuid] = {}
         for pid in pids:
             try:
-                stats = lib.call("nvmlDeviceGetAccountingStats", device.handle, pid)
+                with lib.part("accounts", device.index):
+                    stats = lib.call("nvmlDeviceGetAccountingStats", device.handle, pid)
             except Failed as failure:
                 if failure.code == NOT_FOUND:
                     continue

@@ -12,7 +12,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpuschedd.gpu.nvidia.child import FRAME_BYTES_MAX, LENGTH, PROCESS_NAME, frame
 from gpuschedd.gpu.nvidia.library import PAGE, PAGE_BYTES
@@ -32,6 +32,23 @@ class Pace:
     counts_rest: bool
 
 
+class Doing(NamedTuple):
+    """The call under way: the GPU's index (-1: none), its peer's, the part it is for, its name."""
+
+    gpu: int
+    peer: int
+    part: str
+    function: str
+
+    @property
+    def where(self) -> str:
+        """ " in nvmlX on GPU 1", for a sentence; empty between two calls."""
+        if not self.function:
+            return ""
+        on = f" on GPU {self.gpu}" if self.gpu >= 0 else ""
+        return f" in {self.function}{on}" + (f" with GPU {self.peer}" if self.peer >= 0 else "")
+
+
 class Stuck(TimeoutError):
     """One GPU blocks the driver (otherwise all are slow)."""
 
@@ -47,7 +64,7 @@ class Child:
         self._page_fd = os.memfd_create("gpuschedd-nvml", os.MFD_CLOEXEC)
         os.ftruncate(self._page_fd, PAGE_BYTES)
         self._page = mmap.mmap(self._page_fd, PAGE_BYTES)
-        PAGE.pack_into(self._page, 0, 0, -1, b"")  # no call about any GPU yet
+        PAGE.pack_into(self._page, 0, 0, -1, -1, b"", b"")  # no call about any GPU yet
         # Not from a thread: PDEATHSIG follows the thread that forks.
         self.process = subprocess.Popen(
             [
@@ -66,10 +83,11 @@ class Child:
         os.set_blocking(self._from, False)
         self._pending = bytearray()
 
-    def doing(self) -> tuple[int, str]:
-        """The GPU's index (-1: none) and the driver function of the call under way."""
-        _, gpu, name = PAGE.unpack_from(self._page, 0)
-        return gpu, name.rstrip(b"\0").decode("ascii", "replace")
+    def doing(self) -> Doing:
+        """The call under way."""
+        _, gpu, peer, part, name = PAGE.unpack_from(self._page, 0)
+        words = (word.rstrip(b"\0").decode("ascii", "replace") for word in (part, name))
+        return Doing(gpu, peer, *words)
 
     async def ask(
         self, request: dict[str, Any], deadline_s: float, pace: Pace | None = None
@@ -90,12 +108,12 @@ class Child:
 
     async def _keep_pace(self, asking: asyncio.Future[dict[str, Any]], pace: Pace) -> None:
         """Return when it is done; raise Stuck where it stays with one GPU for too long."""
-        gpu, since_s = self.doing()[0], time.monotonic()
+        about, since_s = self.doing()[:3], time.monotonic()
         while not asking.done():
             await asyncio.wait({asking}, timeout=pace.gpu_s / LOOKS)
-            now_s, before = time.monotonic(), gpu
-            gpu = self.doing()[0]
-            if gpu != before or (gpu < 0 and not pace.counts_rest):
+            now_s, before = time.monotonic(), about
+            about = gpu, _, part = self.doing()[:3]
+            if about != before or (gpu < 0 and not part and not pace.counts_rest):
                 since_s = now_s
             elif now_s - since_s >= pace.gpu_s and not asking.done():
                 raise Stuck
@@ -133,9 +151,7 @@ class Child:
         return data
 
     def _how_it_ended(self) -> str:
-        gpu, name = self.doing()
-        where = f" in {name}" if name else ""
-        where += f" on GPU {gpu}" if gpu >= 0 else ""
+        where = self.doing().where
         try:
             status = self.process.wait(0.1)
         except subprocess.TimeoutExpired:

@@ -1,13 +1,15 @@
 """Which GPUs are left out because they hang the driver, and when they are tried again.
 
 A circuit breaker for each GPU by the driver's index: two failures in a row open it; after a
-cool-down, twice as long each time, it is half open and has one try.
+cool-down, twice as long each time, it is half open and has one try. What a GPU can be used without
+has breakers of its own.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gpusched_client.terms import GpuUuid
@@ -76,16 +78,77 @@ class CircuitBreakers:
         for breaker in self._breakers.values():
             breaker.half_open()
 
-    def answered(self) -> dict[int, str]:
-        """A sweep went well: failures are forgotten; who is still left out, and in what it hung."""
-        silent = {}
-        for index, breaker in self._breakers.items():
+    def answered(self) -> None:
+        """What they were asked went well: failures are forgotten."""
+        for breaker in self._breakers.values():
             if breaker.open_until_s is None:
                 breaker.failures = 0
-            else:
-                silent[index] = breaker.function
-        return silent
+
+    def silent(self) -> dict[int, str]:
+        """Who is left out, and in what it hung."""
+        breakers = self._breakers.items()
+        return {i: breaker.function for i, breaker in breakers if breaker.open_until_s is not None}
 
     def clear(self) -> None:
         """People look after what hangs: all are asked again after that."""
         self._breakers.clear()
+
+
+_LOSES = {
+    "topology": "its links are not known, so it counts as badly connected",
+    "events": "its Xids are not seen",
+    "recount": "that it is well again is not seen",
+    "accounts": "its peaks are sampled",
+}
+_ALL_LOSE = {
+    "events": "the driver's events hang or crash it ({}): no Xid is seen, GPUs are judged by their "
+    "health checks alone",
+    "recount": "the driver hangs when it counts its GPUs ({}): a new one is not seen",
+}
+
+
+class PartBreakers:
+    """Parts of the driver that hang or crash it, for one GPU or (-1) for all."""
+
+    def __init__(self) -> None:
+        self._parts: defaultdict[str, CircuitBreakers] = defaultdict(CircuitBreakers)
+
+    def fail(self, part: str, indices: Iterable[int], function: str) -> bool:
+        """Both of a pair are to blame. True: the part is left out for one of them from now on."""
+        opened = [self._parts[part].fail(index, function) for index in indices]
+        return any(opened)
+
+    def left_out(self) -> dict[str, list[int]]:
+        """By part, for a child that is started now: those that have cooled down get their try."""
+        for breakers in self._parts.values():
+            breakers.left_out({})
+        return {part: sorted(each.open_indices()) for part, each in self._parts.items()}
+
+    def answered(self, parts: Iterable[str]) -> None:
+        """These went well: their failures are forgotten."""
+        for part in parts:
+            self._parts[part].answered()
+
+    def warnings(self) -> tuple[str, ...]:
+        """What is not known for that."""
+        texts = []
+        for part, breakers in self._parts.items():
+            for index, function in sorted(breakers.silent().items()):
+                if index < 0:
+                    texts.append(_ALL_LOSE[part].format(function))
+                else:
+                    texts.append(f"GPU {index} hangs the driver ({function}): {_LOSES[part]}")
+        return tuple(texts)
+
+    def has_cooled_down(self, part: str) -> bool:
+        """Whether a new child would ask for that part again."""
+        return bool(self._parts[part].cooled_down())
+
+    def half_open_all(self) -> None:
+        """The indices are others' now."""
+        for breakers in self._parts.values():
+            breakers.half_open_all()
+
+    def clear(self) -> None:
+        """People have looked after it."""
+        self._parts.clear()

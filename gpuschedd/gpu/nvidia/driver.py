@@ -53,6 +53,8 @@ class Driver:
         self._recounted_s = 0.0
         self._recount_every_s = 0.0
         self._counted = 0
+        self._skip_recounts: frozenset[int] = frozenset()
+        self._skip_accounts: frozenset[int] = frozenset()
         self._count = 0  # of GPUs, by the driver, when it was opened
 
     def handle(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -64,7 +66,8 @@ class Driver:
             case "sweep":
                 reply = self.sweep(request)
             case "accounts":
-                reply = accounts_of(self._lib, self._found.devices, request)
+                kept = [d for d in self._found.devices if d.index not in self._skip_accounts]
+                reply = accounts_of(self._lib, kept, request)
             case other:
                 raise ValueError(f"unknown request {other}")
         self._lib.forget_page()
@@ -77,6 +80,10 @@ class Driver:
         self._memory.proc = Path(request.get("proc", "/proc"))
         self._recount_every_s = request["recount_every_s"]
         self._lib.skip = frozenset(request.get("skip_calls", ()))
+        parts = {name: frozenset(found) for name, found in request.get("skip_parts", {}).items()}
+        unlinked = parts.get("topology", frozenset())
+        self._skip_recounts = parts.get("recount", frozenset())
+        self._skip_accounts = parts.get("accounts", frozenset())
         try:
             self._lib.load()
             self.shut_down()
@@ -96,9 +103,10 @@ class Driver:
         self._lib.gpu = -1
         self._counted = self._count_in_proc() or 0
         self._recounted_s = time.monotonic()
-        self._events.open(self._found.devices)
-        whole = [device for device in self._found.devices if device.parent is None]
-        topology.add_links(self._lib, [(d.uuid, d.handle) for d in whole], inventory)
+        self._events.open(self._found.devices, parts.get("events", frozenset()))
+        linked = [d for d in self._found.devices if d.parent is None and d.index not in unlinked]
+        topology.add_nearness(self._lib, linked, inventory)
+        topology.add_links(self._lib, linked, inventory)
         if self._in_pid_namespace():
             warnings.append(
                 "the daemon runs in a PID namespace: the driver's pids are the host's, so GPU "
@@ -143,8 +151,9 @@ class Driver:
         codes = {reading.get("code") for reading in readings}
         if readings and codes == {UNKNOWN}:
             self._restart.ask("every GPU answers with an unknown error")
-        self._recount(now_s)
-        return {"readings": readings, "events": events, "new_child": self._restart.reason}
+        parts = ["events", *(["recount"] if self._recount(now_s) else [])]
+        reason = self._restart.reason
+        return {"readings": readings, "events": events, "new_child": reason, "parts": parts}
 
     def _read(self, device: Device, now_s: float, busy: bool, fresh: bool) -> dict[str, Any]:
         """Memory, use, power, and the processes where that is due."""
@@ -187,27 +196,32 @@ class Driver:
             if milliwatts is not None and milliwatts <= POWER_MW_MAX:
                 reading["power_w"] = milliwatts / 1000
 
-    def _recount(self, now_s: float) -> None:
+    def _recount(self, now_s: float) -> bool:
         """A GPU that was plugged or drained: this process would go on seeing the old ones.
 
         Some drivers tell it, too; and one that could not be opened at the start may be well now.
+        False: it was not due.
         """
         if now_s - self._recounted_s < self._recount_every_s:
-            return
+            return False
         self._recounted_s = now_s
         count = self._count_in_proc()
         if count is not None and count != self._counted:
             self._restart.ask(f"the driver has {count} GPUs now; it had {self._counted}")
-        told = self._lib.ask("nvmlDeviceGetCount")
+        with self._lib.part("recount"):
+            skips = -1 in self._skip_recounts
+            told = None if skips else self._lib.ask("nvmlDeviceGetCount")
         if told is not None and told != self._count:
             self._restart.ask(f"the driver counts {told} GPUs now; it counted {self._count}")
-        for index in self._found.left_out:
+        for index in self._found.left_out.keys() - self._skip_recounts:
             if self._can_open(index):
                 self._restart.ask(f"GPU {index} can be opened now")
+        return True
 
     def _can_open(self, index: int) -> bool:
-        handle = self._lib.ask("nvmlDeviceGetHandleByIndex", index)
-        return handle is not None and bool(self._lib.ask("nvmlDeviceGetUUID", handle))
+        with self._lib.part("recount", index):
+            handle = self._lib.ask("nvmlDeviceGetHandleByIndex", index)
+            return handle is not None and bool(self._lib.ask("nvmlDeviceGetUUID", handle))
 
     def _count_in_proc(self) -> int | None:
         try:

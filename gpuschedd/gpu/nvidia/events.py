@@ -18,33 +18,47 @@ class Events:
         self._lib = library
         self._restart = restart
         self._devices: list[Device] = []
+        self._skipped: frozenset[int] = frozenset()  # GPUs whose events hang; -1: all of them
         self._events: Any = None
 
     def forget(self) -> None:
         """The driver was shut down, and the set with it."""
         self._events = None
 
-    def open(self, devices: list[Device]) -> None:
+    def open(self, devices: list[Device], skipped: frozenset[int] = frozenset()) -> None:
         """Register; a GPU that has no events is not sick for that."""
-        self._devices = devices
-        self._events = self._lib.ask("nvmlEventSetCreate")
+        self._devices, self._skipped, self._events = devices, skipped, None
+        if -1 in skipped:
+            return
+        with self._lib.part("events"):
+            self._events = self._lib.ask("nvmlEventSetCreate")
         if self._events is None:
             return
-        for handle in {id(d.parent or d): (d.parent or d).handle for d in self._devices}.values():
-            types = self._lib.ask("nvmlDeviceGetSupportedEventTypes", handle) or 0
+        for owner in {id(d.parent or d): d.parent or d for d in self._devices}.values():
+            if owner.index not in skipped:
+                self._register(owner)
+
+    def _register(self, gpu: Device) -> None:
+        with self._lib.part("events", gpu.index):
+            types = self._lib.ask("nvmlDeviceGetSupportedEventTypes", gpu.handle) or 0
             wanted = types & (_XID | _MIG_CHANGED | _RECOVERY | _UNAVAILABLE)
             if wanted:
-                self._lib.ask("nvmlDeviceRegisterEvents", handle, wanted, self._events)
+                self._lib.ask("nvmlDeviceRegisterEvents", gpu.handle, wanted, self._events)
 
     def take(self) -> list[list[Any]]:
         """What was reported since the last sweep. Never waits: it is this one thread that calls."""
+        with self._lib.part("events"):
+            return self._take()
+
+    def _take(self) -> list[list[Any]]:
         taken: list[list[Any]] = []
         while self._events is not None and len(taken) < DRIVER_EVENTS_MAX:
             try:
                 data = self._lib.call("nvmlEventSetWait", self._events, 0)
             except Failed as failure:
                 if failure.code != TIMEOUT:
-                    self.open(self._devices)  # all GPUs are suspect: a new set is made, then asked
+                    # All GPUs are suspect: a new set is made, then they are asked.
+                    self.open(self._devices, self._skipped)
                     taken += [[device.uuid, "suspect", 0] for device in self._devices]
                 break
             self._take_event(data, taken)

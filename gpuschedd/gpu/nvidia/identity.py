@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpuschedd.gpu.nvidia import topology
 from gpuschedd.gpu.nvidia.device import Device, MemoryReader, minor_of, text_of
 from gpuschedd.gpu.nvidia.library import GPU_IS_LOST, NO_PERMISSION, Failed, Library
 from gpuschedd.gpu.nvidia.mig import open_slices
@@ -79,8 +78,6 @@ class Identification:
             "blocked": "its compute mode is prohibited" if mode == _PROHIBITED else None,
             "integrated": device.integrated,
             "coherent": numa_memory is not None,
-            "numa": topology.numa_node(lib, handle, device.pci),
-            "cpus": topology.cpus(lib, handle),
             "device_nodes": [] if minor is None else [f"/dev/nvidia{minor}"],
         }
 

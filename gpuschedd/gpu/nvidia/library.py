@@ -10,16 +10,22 @@ from __future__ import annotations
 import mmap
 import struct
 import time
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
 
 PAGE_BYTES = 4096
-PAGE = struct.Struct("<Qi64s")  # calls begun, GPU index or -1, function
+PAGE = struct.Struct("<Qii12s64s")  # calls begun, GPU index or -1, its peer's, part, function
 
 # Codes of nvml.h, and one of ours for what is not an NVML error at all.
 SUCCESS, UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION = 0, 1, 2, 3, 4
 NOT_FOUND, INSUFFICIENT_SIZE, DRIVER_NOT_LOADED, TIMEOUT = 6, 7, 9, 10
 LIBRARY_NOT_FOUND, FUNCTION_NOT_FOUND, GPU_IS_LOST, RESET_REQUIRED = 12, 13, 15, 16
 LIB_RM_MISMATCH, ARGUMENT_VERSION_MISMATCH, UNKNOWN, BROKEN_BINDING = 18, 25, 999, -1
+
+#: What the GPUs can be used without, where its calls hang or crash.
+Part = Literal["topology", "events", "recount", "accounts"]
+
 NEW_CHILD_CODES = frozenset({UNINITIALIZED, DRIVER_NOT_LOADED, LIB_RM_MISMATCH})
 
 
@@ -39,6 +45,8 @@ class Library:
         self.calls = 0
         self.busy_s = 0.0
         self.gpu = -1  # that the calls are about, for the page
+        self._peer = -1
+        self._part = ""
         self.skip: frozenset[str] = frozenset()
         self._page = page
         self._names: dict[tuple[str, ...], str] = {}
@@ -70,7 +78,8 @@ class Library:
             raise Failed(FUNCTION_NOT_FOUND, f"the binding lacks {name}")
         self.calls += 1
         if self._page is not None:
-            PAGE.pack_into(self._page, 0, self.calls, self.gpu, name.encode())
+            page = (self.calls, self.gpu, self._peer, self._part.encode(), name.encode())
+            PAGE.pack_into(self._page, 0, *page)
         began_s = time.monotonic()
         try:
             return function(*arguments, **named)
@@ -85,6 +94,16 @@ class Library:
             raise Failed(code, f"{name}: {type(error).__name__}: {error}") from error
         finally:
             self.busy_s += time.monotonic() - began_s
+
+    @contextmanager
+    def part(self, part: Part, gpu: int = -1, peer: int = -1) -> Iterator[None]:
+        """The calls within are for that part, about that GPU (and a peer of it)."""
+        before = self._part, self.gpu, self._peer
+        self._part, self.gpu, self._peer = part, gpu, peer
+        try:
+            yield
+        finally:
+            self._part, self.gpu, self._peer = before
 
     def ask(self, name: str, *arguments: Any, **named: Any) -> Any:
         """One call, None where it fails. For facts whose absence needs no reason."""
@@ -119,7 +138,7 @@ class Library:
         """Between requests: no call is under way."""
         self.gpu = -1
         if self._page is not None:
-            PAGE.pack_into(self._page, 0, self.calls, -1, b"")
+            PAGE.pack_into(self._page, 0, self.calls, -1, -1, b"", b"")
 
 
 def _words_of(error: Exception, code: int) -> str:

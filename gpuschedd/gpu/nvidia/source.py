@@ -17,8 +17,15 @@ from typing import Any
 
 from gpusched_client.terms import GpuUuid
 from gpuschedd.config.keys import Nvml
-from gpuschedd.gpu.nvidia.child_process import Child, ChildDown, Pace, Stuck, hanging_orphan
-from gpuschedd.gpu.nvidia.circuit_breaker import CircuitBreakers
+from gpuschedd.gpu.nvidia.child_process import (
+    Child,
+    ChildDown,
+    Doing,
+    Pace,
+    Stuck,
+    hanging_orphan,
+)
+from gpuschedd.gpu.nvidia.circuit_breaker import CircuitBreakers, PartBreakers
 from gpuschedd.gpu.nvidia.replies import Readings, info_of, silent_reading
 from gpuschedd.gpu.source import (
     DriverAccounts,
@@ -72,6 +79,7 @@ class NvmlGpus:
         self._warnings: tuple[str, ...] = ()
         self._readings = Readings()
         self._breakers = CircuitBreakers()
+        self._parts = PartBreakers()
         self._known: dict[int, frozenset[GpuUuid]] = {}  # GPU or slices, by the driver's index
         self._skipped: frozenset[int] = frozenset()  # indices that the child did not open
         self._left_out: frozenset[GpuUuid] = frozenset()
@@ -97,6 +105,8 @@ class NvmlGpus:
             )
             self._failures = 0
             self._down_since_s = None
+            self._breakers.answered()
+            self._parts.answered(reply["parts"])
             sample = self._sample_of(taken_s, reply)
             if reply["new_child"] is not None:
                 log.info("driver_reopened reason=%s", reply["new_child"])
@@ -117,6 +127,7 @@ class NvmlGpus:
                 )
             except GpuSourceDown:
                 return {}
+            self._parts.answered(["accounts"])
         return {
             GpuUuid(uuid): {int(pid): ProcessPeak(*row) for pid, row in rows.items()}
             for uuid, rows in reply["accounts"].items()
@@ -138,6 +149,7 @@ class NvmlGpus:
             await self._end_child()
             self._not_before_s, self._opened_s = 0.0, -INIT_EVERY_S
             self._breakers.clear()
+            self._parts.clear()
             self._leave_out()
         finally:
             self._lock.release()
@@ -156,7 +168,7 @@ class NvmlGpus:
         over = self._breakers.cooled_down()
         if over:
             self._leave_out()
-        if over & self._skipped:
+        if over & self._skipped or self._parts.has_cooled_down("events"):
             self._skipped = frozenset()
             await self._end_child()
 
@@ -194,6 +206,7 @@ class NvmlGpus:
             "skip_calls": settings.skip_calls,
             "integrated_models": settings.integrated_models,
             "skip_indices": sorted(skipped),
+            "skip_parts": self._parts.left_out(),
         }
         # A GPU may take seconds to wake, but one that has just hung a sweep gets no more than that.
         gpu_s = settings.sweep_deadline_s if self._failures else settings.open_deadline_s / 4
@@ -203,13 +216,14 @@ class NvmlGpus:
             self._hold_off(reply["down"], ABSENT_RETRY_S)
             raise GpuSourceDown(reply["down"])
         self.driver = reply["driver"]
+        self._parts.answered(["topology"])
         opened = tuple(info_of(entry) for entry in reply["inventory"])
         await self._take_numbers(opened, skipped, reply["left_out"])
         kept = tuple(g for g in self._inventory if g.uuid in self._left_out | self._shut.keys())
         self._inventory = tuple(sorted((*opened, *kept), key=display_order))
         strange = [i for i in sorted(skipped) if i not in self._known]
         hangs = [f"GPU {i} is left out, it hangs the driver at the start" for i in strange]
-        self._warnings = (*reply["warnings"], *hangs)
+        self._warnings = (*reply["warnings"], *hangs, *self._parts.warnings())
         self._readings.clear()
         log.info(
             "driver_opened version=%s gpus=%d seconds=%.2f",
@@ -236,6 +250,7 @@ class NvmlGpus:
         if moved:
             self._known = {}
             self._breakers.half_open_all()
+            self._parts.half_open_all()
             self._leave_out()
         if moved and skipped:
             await self._end_child()
@@ -264,29 +279,27 @@ class NvmlGpus:
         pace: Pace | None = None,
     ) -> Any:
         """A reply in time; else the child is ended, and the GPU that it hung on is blamed."""
+        doing: Doing | None = None
         try:
             return await child.ask(request, deadline_s, pace)
         except TimeoutError as error:
-            gpu, name = child.doing()
-            where = f" in {name}" if name else ""
-            where += f" on GPU {gpu}" if gpu >= 0 else ""
+            doing = child.doing()
             within_s = pace.gpu_s if pace and isinstance(error, Stuck) else deadline_s
-            text = f"the driver did not answer within {within_s:g} s{where}"
-            if pace and not isinstance(error, Stuck):
-                gpu = -1  # no single GPU is to blame
+            text = f"the driver did not answer within {within_s:g} s{doing.where}"
+            if pace and not isinstance(error, Stuck) and not doing.part:
+                doing = None  # no single GPU is to blame
         except ChildDown as down:
-            gpu, name = child.doing()
-            text = str(down)
+            doing, text = child.doing(), str(down)
         except ValueError as error:
-            gpu, name = -1, ""
+            doing = None
             text = f"the driver's process gave an answer that is not one: {error}"
         except asyncio.CancelledError:
             child.kill()  # its reply would be taken for that of the next request
             self._child, self._unkillable = None, child
             self._dies_until_s = time.monotonic() + DEATH_S
             raise
-        if gpu >= 0:
-            self._blame(gpu, name)
+        if doing is not None:
+            self._blame(doing)
         self._failures += 1
         await self._kill_child()
         self._hold_off(text, min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2 ** (self._failures - 1)))
@@ -349,8 +362,14 @@ class NvmlGpus:
 
     # --- GPUs that hang -----------------------------------------------------------------------
 
-    def _blame(self, index: int, function: str) -> None:
-        if self._breakers.fail(index, function):
+    def _blame(self, doing: Doing) -> None:
+        """A GPU, or where that is for a part that it can be used without, that part of it."""
+        gpus = {index for index in (doing.gpu, doing.peer) if index >= 0}
+        if doing.part:
+            is_left_out = self._parts.fail(doing.part, gpus or {-1}, doing.function)
+        else:
+            is_left_out = bool(gpus) and self._breakers.fail(doing.gpu, doing.function)
+        if is_left_out:
             self._failures = 0
         self._leave_out()
 
@@ -371,7 +390,7 @@ class NvmlGpus:
     def _sample_of(self, taken_s: float, reply: dict[str, Any]) -> Sample:
         readings = [self._readings.reading_of(entry) for entry in reply["readings"]]
         readings += self._shut.values()
-        for index, function in self._breakers.answered().items():
+        for index, function in self._breakers.silent().items():
             known = self._known.get(index, frozenset())
             readings += [silent_reading(uuid, function) for uuid in sorted(known)]
         return Sample(

@@ -1,7 +1,7 @@
 """How the GPUs are connected: NVLink pairs and islands, PCIe distance, NUMA node, CPUs.
 
 Asked once, inside the child process. Every error means "worst": it lowers a score and never fails
-anything.
+anything. A GPU whose answer hangs is to blame, both of a pair, and is opened without this.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from gpuschedd.gpu.nvidia.device import Device
 from gpuschedd.gpu.nvidia.library import Failed, Library
 
 LINKS_MAX = 36
@@ -23,29 +24,38 @@ CPU_WORDS = 64  # 4,096 CPUs
 NVLINK_SCORE, LEVEL_SCORE = 100, 10
 
 
-def add_links(
-    lib: Library, gpus: Sequence[tuple[str, Any]], inventory: Sequence[dict[str, Any]]
-) -> None:
+def add_nearness(lib: Library, gpus: Sequence[Device], inventory: Sequence[dict[str, Any]]) -> None:
+    """Put `numa` and `cpus` into the inventory's maps."""
+    facts = {entry["uuid"]: entry for entry in inventory}
+    for gpu in gpus:
+        with lib.part("topology", gpu.index):
+            near = {"numa": numa_node(lib, gpu.handle, gpu.pci), "cpus": cpus(lib, gpu.handle)}
+        facts[gpu.uuid] |= near
+
+
+def add_links(lib: Library, gpus: Sequence[Device], inventory: Sequence[dict[str, Any]]) -> None:
     """Put `links` (peer, score) and `island` into the inventory's maps."""
     facts = {entry["uuid"]: entry for entry in inventory}
-    gpus = [(uuid, handle) for uuid, handle in gpus if uuid in facts]
     if len(gpus) < 2:
         return
-    widths = {uuid: _active_links(lib, handle) for uuid, handle in gpus}
+    remotes = {}
+    for gpu in gpus:
+        facts[gpu.uuid].setdefault("links", [])
+        with lib.part("topology", gpu.index):
+            remotes[gpu.uuid] = _active_links(lib, gpu.handle)
     joined: set[tuple[str, str]] = set()
-    for one, _ in gpus:
-        facts[one].setdefault("links", [])
-    for place, (one, handle) in enumerate(gpus):
-        for other, peer in gpus[place + 1 :]:
-            links = _pair_width(lib, (one, handle), (other, peer), widths, facts)
+    for place, one in enumerate(gpus):
+        for other in gpus[place + 1 :]:
+            with lib.part("topology", one.index, other.index):
+                links = _pair_width(lib, one, other, remotes, facts)
+                score = NVLINK_SCORE * links + _distance_score(lib, one.handle, other.handle)
             if links:
-                joined |= {(one, other), (other, one)}
-            score = NVLINK_SCORE * links + _distance_score(lib, handle, peer)
-            numa = facts[one].get("numa")
-            score += int(numa is not None and numa == facts[other].get("numa"))
-            facts[one]["links"].append([other, score])
-            facts[other]["links"].append([one, score])
-    for number, island in enumerate(islands([uuid for uuid, _ in gpus], joined)):
+                joined |= {(one.uuid, other.uuid), (other.uuid, one.uuid)}
+            numa = facts[one.uuid].get("numa")
+            score += int(numa is not None and numa == facts[other.uuid].get("numa"))
+            facts[one.uuid]["links"].append([other.uuid, score])
+            facts[other.uuid]["links"].append([one.uuid, score])
+    for number, island in enumerate(islands([gpu.uuid for gpu in gpus], joined)):
         for uuid in island:
             facts[uuid]["island"] = number
 
@@ -113,19 +123,19 @@ def _by_reference(info: Any) -> Any:
 
 def _pair_width(
     lib: Library,
-    one: tuple[str, Any],
-    other: tuple[str, Any],
+    one: Device,
+    other: Device,
     remotes: dict[str, list[str]],
     facts: dict[str, dict[str, Any]],
 ) -> int:
     """Active links between two GPUs; 0 unless both sides may also use them."""
-    if not remotes[one[0]] or not remotes[other[0]]:
+    mine, theirs = remotes[one.uuid], remotes[other.uuid]
+    if not mine or not theirs:
         return 0
-    if lib.ask("nvmlDeviceGetP2PStatus", one[1], other[1], _P2P_NVLINK) != _P2P_OK:
+    if lib.ask("nvmlDeviceGetP2PStatus", one.handle, other.handle, _P2P_NVLINK) != _P2P_OK:
         return 0
-    switched = min(remotes[one[0]].count("switch"), remotes[other[0]].count("switch"))
-    peer = str(facts[other[0]].get("pci") or "").casefold()
-    return switched or remotes[one[0]].count(peer)
+    switched = min(mine.count("switch"), theirs.count("switch"))
+    return switched or mine.count(str(facts[other.uuid].get("pci") or "").casefold())
 
 
 def _distance_score(lib: Library, one: Any, other: Any) -> int:

@@ -255,9 +255,11 @@ static void sleep_ms(int ms)
     nanosleep(&pause, NULL);
 }
 
+static __thread int peer = -1; /* of a call about a pair: a rule for either is one for the pair */
+
 static int matches(const Rule *rule, const char *function, int gpu)
 {
-    if (rule->gpu >= 0 && rule->gpu != gpu) return 0;
+    if (rule->gpu >= 0 && rule->gpu != gpu && rule->gpu != peer) return 0;
     if (rule->times >= 0 && rule->used >= rule->times) return 0;
     return rule->function[0] == '*' ? gpu >= 0 : !strcmp(rule->function, function);
 }
@@ -284,6 +286,14 @@ static int enter(const char *function, int gpu)
     pthread_mutex_unlock(&lock);
     if (pause) sleep_ms(pause);
     while (forever) sleep_ms(1000);
+    return code;
+}
+
+static int enter_pair(const char *function, const Device *one, const Device *other)
+{
+    peer = other->index;
+    int code = enter(function, one->index);
+    peer = -1;
     return code;
 }
 
@@ -874,13 +884,15 @@ int nvmlDeviceGetNvLinkRemotePciInfo_v2(Device *device, uint link, Pci *pci)
 int nvmlDeviceGetP2PStatus(Device *one, Device *other, uint index, uint *status)
 {
     (void)index;
-    ENTER(one);
+    int code = enter_pair(__func__, one, other);
+    if (code != SUCCESS) return code;
     *status = p2p[one->index][other->index];
     return SUCCESS;
 }
 int nvmlDeviceGetTopologyCommonAncestor(Device *one, Device *other, uint *level)
 {
-    ENTER(one);
+    int code = enter_pair(__func__, one, other);
+    if (code != SUCCESS) return code;
     *level = levels[one->index][other->index];
     return SUCCESS;
 }
