@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 
 from gpusched_client.terms import GpuUuid
 from gpuschedd.core.job import Job
@@ -105,8 +106,11 @@ class GpuMonitor:
         return self._source.name
 
     def info(self) -> Mapping[GpuUuid, GpuInfo]:
-        """Every GPU seen in this run."""
-        return self._inventory.info
+        """Every GPU seen in this run; how programs count them is known of a fresh look alone."""
+        info = self._inventory.info
+        if not self.is_stale and not self._health.sick(info):
+            return info
+        return {uuid: replace(gpu, ordinal=None) for uuid, gpu in info.items()}
 
     def used(self) -> Mapping[GpuUuid, UsedGpu]:
         """The last readings, for display."""

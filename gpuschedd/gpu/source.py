@@ -46,6 +46,7 @@ class GpuInfo:
     numa: int | None = None
     integrated: bool = False
     coherent: bool = False
+    ordinal: int | None = None  # by which programs count it, while that is certain
     blocked: str | None = None  # why nothing may be placed here, e.g. compute mode prohibited
     device_nodes: tuple[str, ...] = ()  # what a device filter must let through for it
 

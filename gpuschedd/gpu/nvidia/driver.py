@@ -115,6 +115,7 @@ class Driver:
         version = self._lib.ask("nvmlSystemGetDriverVersion")
         return {
             "driver": str(version),
+            "count": max(count, self._counted),
             "inventory": inventory,
             "left_out": [{"index": index, **why} for index, why in self._found.left_out.items()],
             "warnings": warnings,

@@ -9,6 +9,9 @@ from gpuschedd.gpu.nvidia.device import Device, MemoryReader, minor_of, text_of
 from gpuschedd.gpu.nvidia.library import NOT_FOUND, Failed, Library
 
 
+MIG_WITHOUT_SLICES = "it is in MIG mode and has no slices; `nvidia-smi mig -cgi` makes some"
+
+
 def open_slices(
     lib: Library, memory: MemoryReader, parent: Device, warnings: list[str]
 ) -> tuple[list[Device], list[dict[str, Any]]]:
@@ -78,7 +81,7 @@ def _bare_parent(
         "model": str(name),
         "total_bytes": parent.total,
         "reserved_bytes": parent.reserved,
-        "blocked": "it is in MIG mode and has no slices; `nvidia-smi mig -cgi` makes some",
+        "blocked": MIG_WITHOUT_SLICES,
     }
 
 

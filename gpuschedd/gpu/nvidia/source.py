@@ -26,6 +26,7 @@ from gpuschedd.gpu.nvidia.child_process import (
     hanging_orphan,
 )
 from gpuschedd.gpu.nvidia.circuit_breaker import CircuitBreakers, PartBreakers
+from gpuschedd.gpu.nvidia.counting import numbered
 from gpuschedd.gpu.nvidia.replies import Readings, info_of, silent_reading
 from gpuschedd.gpu.source import (
     DriverAccounts,
@@ -76,6 +77,8 @@ class NvmlGpus:
         self._dies_until_s = 0.0  # before that it may still be about to
         self._lock = asyncio.Lock()
         self._inventory: tuple[GpuInfo, ...] = ()
+        self._count = 0  # of the GPUs that the host has, also of those that cannot be opened
+        self._drained: set[GpuUuid] = set()  # by the driver, at the last health check
         self._warnings: tuple[str, ...] = ()
         self._readings = Readings()
         self._breakers = CircuitBreakers()
@@ -215,7 +218,7 @@ class NvmlGpus:
             await self._end_child()
             self._hold_off(reply["down"], ABSENT_RETRY_S)
             raise GpuSourceDown(reply["down"])
-        self.driver = reply["driver"]
+        self.driver, self._count = reply["driver"], reply["count"]
         self._parts.answered(["topology"])
         opened = tuple(info_of(entry) for entry in reply["inventory"])
         await self._take_numbers(opened, skipped, reply["left_out"])
@@ -393,12 +396,18 @@ class NvmlGpus:
         for index, function in self._breakers.silent().items():
             known = self._known.get(index, frozenset())
             readings += [silent_reading(uuid, function) for uuid in sorted(known)]
+        for reading in readings:
+            if reading.checks is not None:
+                (self._drained.add if reading.checks.drained else self._drained.discard)(
+                    reading.uuid
+                )
+        inventory, difference = numbered(self._inventory, readings, self._drained, self._count)
         return Sample(
             taken_boottime_s=taken_s,
-            inventory=self._inventory,
+            inventory=inventory,
             readings=tuple(readings),
             events=tuple(GpuEvent(GpuUuid(u), kind, n) for u, kind, n in reply["events"]),
-            warnings=self._warnings,
+            warnings=self._warnings if difference is None else (*self._warnings, difference),
             cost_s=reply["cost_s"],
             calls=reply["calls"],
         )

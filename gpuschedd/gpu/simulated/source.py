@@ -31,6 +31,7 @@ def simulated_inventory(host: str) -> tuple[GpuInfo, ...]:
 
 
 def _simulated(index: int, card: HostCard) -> GpuInfo:
+    # No driver knows such a UUID: a program that looks for it finds no GPU, and no real one.
     return GpuInfo(
         uuid=GpuUuid(f"{UUID_PREFIX}0000-4000-8000-{index:012d}"),
         index=index,

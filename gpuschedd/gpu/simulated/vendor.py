@@ -33,9 +33,10 @@ class Simulated:
         return self._stands_for.health_rules()
 
     def variables(self, gpus: Sequence[GrantedGpu], *, is_filtered: bool) -> dict[str, str]:
-        """Theirs, and where to claim memory."""
+        """Theirs, and where to claim memory. A number would be that of a real GPU."""
         found = self._stands_for.variables(gpus, is_filtered=is_filtered)
-        return found | {ENVIRONMENT_NAME: os.fspath(self._claims_dir)}
+        named = {"CUDA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in gpus)}
+        return found | named | {ENVIRONMENT_NAME: os.fspath(self._claims_dir)}
 
     def can_filter(self, gpus: Sequence[GrantedGpu]) -> bool:
         """As far as the host has nodes of the same numbers."""

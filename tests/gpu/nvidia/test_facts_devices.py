@@ -82,7 +82,7 @@ def test_uuids_may_be_shortened_by_people_and_are_written_out_by_us_19() -> None
 
 def test_visible_devices_are_ours_canonical_and_complete_20() -> None:
     """CUDA stops at the first entry that it does not know; a CPU-only job sees none."""
-    both = [("GPU-a", 4), ("GPU-b", 6)]
+    both: list[tuple[str, int | None]] = [("GPU-a", 4), ("GPU-b", 6)]
     plain = {"has_slices": False, "is_filtered": False}
     assert environment.visible_devices("auto", both, **plain) == ["4", "6"]
     assert environment.visible_devices("auto", both, has_slices=False, is_filtered=True) == [
@@ -94,7 +94,7 @@ def test_visible_devices_are_ours_canonical_and_complete_20() -> None:
         "6",
     ]
     assert environment.visible_devices("uuid", both, **plain) == ["GPU-a", "GPU-b"]
-    slices = [("MIG-a", 100)]
+    slices: list[tuple[str, int | None]] = [("MIG-a", None)]
     assert environment.visible_devices("index", slices, has_slices=True, is_filtered=True) == [
         "MIG-a"
     ]

@@ -13,7 +13,7 @@ from gpusched_client import Client
 from gpusched_client import simulation as simclaims
 from gpusched_client.errors import Invalid
 from gpusched_client.terms import JobState
-from gpuschedd.gpu.simulated.source import simulated_inventory
+from gpuschedd.gpu.simulated.source import UUID_PREFIX, simulated_inventory
 from tests.support.daemon import DaemonProcess, daemon_in, until
 
 GIB = 2**30
@@ -203,3 +203,16 @@ def test_oom_once_fails_as_cuda_does_and_then_succeeds(daemon: DaemonProcess) ->
         assert (ended.state, ended.cause) == (JobState.OUT_OF_MEMORY, "cuda_oom")
         second = client.submit(words, vram="2G", cwd=daemon.work_dir)
         assert client.wait(second.id, timeout_s=30).state is JobState.COMPLETED
+
+
+def test_a_simulated_job_is_told_no_number_of_a_real_gpu(daemon: DaemonProcess) -> None:
+    """A program that looks for its GPU finds none, whatever visible_devices says."""
+    (daemon.place / "config.toml").write_text('visible_devices = "index"\n')
+    assert daemon.run("gctl", "reload").returncode == 0
+    with daemon.client() as client:
+        job = client.submit(shell="echo $CUDA_VISIBLE_DEVICES", cwd=daemon.work_dir, output="t.out")
+        client.wait(job.id, timeout_s=30)
+        uuid = client.job(job.id).gpu_uuids
+    assert uuid is not None
+    assert (daemon.work_dir / "t.out").read_text() == f"{uuid[0]}\n"
+    assert uuid[0].startswith(UUID_PREFIX)
