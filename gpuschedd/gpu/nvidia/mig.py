@@ -8,7 +8,6 @@ from typing import Any
 from gpuschedd.gpu.nvidia.device import Device, MemoryReader, minor_of, text_of
 from gpuschedd.gpu.nvidia.library import NOT_FOUND, Failed, Library
 
-
 MIG_WITHOUT_SLICES = "it is in MIG mode and has no slices; `nvidia-smi mig -cgi` makes some"
 
 
