@@ -168,6 +168,7 @@ class Daemon:
             ),
             same_boot=self._same_boot,
             uses_before=self._uses_before,
+            desktop_uid=None if options.is_system else os.getuid(),
         )
         self.dispatcher = Dispatcher(
             self.controller,

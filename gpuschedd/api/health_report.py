@@ -59,6 +59,10 @@ class GpuStatus(Protocol):
     def sample_age_s(self) -> float | None:
         """Since the last sweep that worked; None before the first."""
 
+    @property
+    def memory_problems(self) -> tuple[str, ...]:
+        """Memory that needs a person, by the last sample."""
+
 
 class HealthReport:
     """What `gctl status` shows."""
@@ -140,6 +144,7 @@ class HealthReport:
         for gpu in self._state.gpus:
             if gpu.state not in (GpuState.OK, GpuState.DRAINED):
                 yield f"GPU {gpu.index} is {gpu.state}: {gpu.state_text}"
+        yield from self._gpus.memory_problems
 
     def _job_problems(self) -> Iterator[str]:
         state = self._state

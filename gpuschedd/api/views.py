@@ -268,7 +268,8 @@ def _gpu_view(gpu: Gpu, jobs: list[Job], used: UsedGpu | None, *, stale: bool) -
         for grant in job.grants
         if grant.uuid == gpu.uuid
     )
-    reason = gpu.state_text or gpu.foreign_text or None
+    foreign = "; ".join(filter(None, (gpu.foreign_text, gpu.foreign_hint)))
+    reason = gpu.state_text or foreign or None
     return GpuView(
         index=gpu.index,
         uuid=gpu.uuid,

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from gpusched_client.units import bytes_text
 from gpuschedd.core.job import Job
 from gpuschedd.core.model import Gpu, GpuState, Policy, Request
-from gpuschedd.core.reasons import plural
+from gpuschedd.core.reasons import hints, plural
 from gpuschedd.core.timeline import model_matches
 
 OBSTACLES_NAMED_MAX = 4
@@ -39,11 +39,13 @@ def _obstacle(request: Request, gpus: tuple[Gpu, ...], policy: Policy) -> str | 
     free = [gpu for gpu in suited if _is_free(gpu, request, policy)]
     if len(free) >= request.gpus:
         return None
-    in_the_way = [_why(gpu) for gpu in suited if gpu not in free]
-    if not in_the_way:
+    blocked = [gpu for gpu in suited if gpu not in free]
+    if not blocked:
         return None
+    in_the_way = [_why(gpu) for gpu in blocked]
     more = len(in_the_way) - OBSTACLES_NAMED_MAX
     text = "; ".join(in_the_way[:OBSTACLES_NAMED_MAX]) + (f"; and {more} more" if more > 0 else "")
+    text = "; ".join([text, *hints(blocked)])
     return (
         f"it can start only when others leave: {len(free)} of the {plural(request.gpus, 'GPU')} it "
         f"needs would be free now ({text})"

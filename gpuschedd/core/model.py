@@ -101,6 +101,7 @@ class Gpu:
     foreign_bytes: int = 0
     foreign_since_s: float | None = None
     foreign_text: str = ""
+    foreign_hint: str = ""  # the setting that would let whole jobs beside it
     leaves_by_s: float | None = None
     whole_idle: bool = True
     shareable: bool = True

@@ -143,7 +143,13 @@ def _alien_text(slots: Sequence[Slot]) -> str:
         for slot in slots[:NAMED_MAX]
     ]
     more = len(slots) - len(held)
-    return ", ".join(held) + (f" and {more} more" if more else "")
+    text = ", ".join(held) + (f" and {more} more" if more else "")
+    return "; ".join([text, *hints(slot.gpu for slot in slots)])
+
+
+def hints(gpus: Iterable[Gpu]) -> tuple[str, ...]:
+    """The settings that would let whole jobs beside foreign use, each once."""
+    return tuple(dict.fromkeys(gpu.foreign_hint for gpu in gpus if gpu.foreign_hint))
 
 
 def foreign(need: Need, slots: Sequence[Slot]) -> Reason:

@@ -37,6 +37,8 @@ _UNIT = re.compile(
     re.MULTILINE,
 )
 
+_NAMESPACE_PIDS = re.compile(rb"^NSpid:([\d\t ]+)$", re.MULTILINE)
+
 
 @dataclass(frozen=True, slots=True)
 class Supervisor:
@@ -60,6 +62,7 @@ class ForeignProcess:
     uid: int | None
     user: str
     command: str
+    is_contained: bool = False  # in a PID namespace of its own
 
     @property
     def text(self) -> str:
@@ -193,7 +196,10 @@ class Attribution:
             return ForeignProcess(pid, None, "", "")
         command = self._read(pid, "comm").decode(errors="replace").strip()
         shown = printable(command)
-        return ForeignProcess(pid, uid, _user_name(uid), shown[:COMMAND_CHARS_MAX])
+        # "NSpid: 4242 7": its pid here, and one more for each namespace that it is in.
+        match = _NAMESPACE_PIDS.search(self._read(pid, "status"))
+        contained = match is not None and len(match[1].split()) > 1
+        return ForeignProcess(pid, uid, _user_name(uid), shown[:COMMAND_CHARS_MAX], contained)
 
 
 def _is_number(word: bytes) -> bool:

@@ -8,110 +8,54 @@ Reads nothing: who a process belongs to and what it is called is handed in.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from gpusched_client.terms import GpuUuid, JobId
 from gpusched_client.units import MIB, bytes_text
 from gpuschedd.config.keys import Sharing
-from gpuschedd.config.values import ProcessRule
 from gpuschedd.core.model import Gpu
 from gpuschedd.gpu.attribution import ForeignProcess, JobKey
+from gpuschedd.gpu.facts import Count, GpuFacts, Violation
+from gpuschedd.gpu.foreign import (
+    STEP_BYTES,
+    Foreign,
+    ProcessKey,
+    ignore_hint,
+    is_quiet,
+    keepers_of_exclusive,
+    texts_of,
+    threshold_hint,
+)
+from gpuschedd.gpu.holdings import Holding, Holdings
+from gpuschedd.gpu.lasting import LastingMemory
 from gpuschedd.gpu.metering import Seen
 from gpuschedd.gpu.service_state import GpuConditions, identity_of, with_state
 from gpuschedd.gpu.source import GpuInfo, GpuProcess, GpuReading, Sample
-from gpuschedd.jobs.state import State
 from gpuschedd.system.clock import boottime_s
 
-STEP_BYTES = 16 * MIB  # ownerless memory wobbles: counted in such steps, rounded up
 RELEASE_LAG_S = 30.0  # ownerless memory is the last job's for so long after its end
-FOREIGN_NAMED_MAX = 3
-DISPLAY_COMMANDS = frozenset({"Xorg", "X", "Xwayland", "gnome-shell", "kwin_x11", "kwin_wayland"})
-DISPLAY_USERS = frozenset({"root", "gdm", "sddm", "lightdm"})
+HIDDEN_BYTES = 64 * MIB  # ownerless, beside a job: it may be the job's
+BASELINE_SHARE_MAX = 0.25  # of a card: a desktop before our first job takes no more
 
 OwnerOf = Callable[[GpuProcess], JobKey | None]
 DescribeForeign = Callable[[GpuProcess], ForeignProcess]
-ProcessKey = tuple[GpuUuid, int, int | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Holding:
-    """What one attempt holds on one GPU."""
-
-    key: JobKey
-    held_bytes: int
-
-
-Holdings = Mapping[GpuUuid, Sequence[Holding]]
-
-
-def holdings_of(state: State) -> dict[GpuUuid, list[Holding]]:
-    """What our jobs hold on each GPU, as of the last commit."""
-    found: dict[GpuUuid, list[Holding]] = {}
-    for job_id in state.holding:
-        job = state.jobs[job_id]
-        for grant in job.grants:
-            holding = Holding((job_id, job.attempt), grant.held_bytes)
-            found.setdefault(grant.uuid, []).append(holding)
-    return found
-
-
-@dataclass(frozen=True, slots=True)
-class Violation:
-    """A job's process on a GPU that was not granted to the job."""
-
-    key: JobKey
-    pid: int
-    uuid: GpuUuid
-
-
-@dataclass(frozen=True, slots=True)
-class GpuFacts:
-    """One sample's outcome."""
-
-    gpus: tuple[Gpu, ...]
-    seen: Mapping[tuple[JobKey, GpuUuid], Seen] = field(default_factory=dict)
-    peaks: Mapping[tuple[JobKey, GpuUuid], int] = field(default_factory=dict)
-    violations: tuple[Violation, ...] = ()
-    leftovers: tuple[Violation, ...] = ()  # of attempts that are over
-    listed: frozenset[GpuUuid] = frozenset()  # whose processes this sample tells
-
-
-@dataclass(slots=True)
-class _Foreign:
-    """A process that is not at home on this GPU."""
-
-    process: GpuProcess
-    who: ForeignProcess
-    peak: int
-    note: str | None = None  # instead of its name: a job's process out of place
-    is_quiet: bool = False  # does not break idleness
-
-    def key(self, uuid: GpuUuid) -> ProcessKey:
-        """The process on this GPU."""
-        return uuid, self.process.pid, self.process.start_ticks
-
-    @property
-    def has_name(self) -> bool:
-        """A process that a line of the configuration could mean."""
-        return not self.is_quiet and self.note is None and self.who.uid is not None
-
-
-@dataclass(slots=True)
-class _Count:
-    """One GPU in the making."""
-
-    own: dict[JobKey, list[GpuProcess]] = field(default_factory=dict)
-    foreign: list[_Foreign] = field(default_factory=list)
-    ownerless: int = 0
-    charged: int = 0  # of it: to the only job
 
 
 class FreeMemory:
     """The memory of what was seen. One instance lives as long as the daemon."""
 
-    def __init__(self, sharing: Sharing, owner_of: OwnerOf, describe: DescribeForeign) -> None:
+    def __init__(
+        self,
+        sharing: Sharing,
+        owner_of: OwnerOf,
+        describe: DescribeForeign,
+        desktop_uid: int | None = None,
+    ) -> None:
+        """`desktop_uid`: whose programs that only draw keep no job away."""
         self.sharing = sharing
+        self._lasting = LastingMemory(lambda: self.sharing.idle_threshold_bytes)
+        self._desktop_uid = desktop_uid
         self._owner_of = owner_of
         self._describe = describe
         self._foreign_peaks: dict[ProcessKey, int] = {}
@@ -122,6 +66,10 @@ class FreeMemory:
         self._release_ends_s: dict[GpuUuid, float] = {}
         self._held_up: set[GpuUuid] = set()  # foreign use was there before the last job ended
         self._empty_ownerless: dict[GpuUuid, int] = {}  # while no job was there
+        self._seen_empty: set[GpuUuid] = set()
+        self._may_be_ours: dict[ProcessKey, bool] = {}  # came while our jobs held more than shown
+        self._has_sizes: set[GpuUuid] = set()  # the driver tells what a process holds
+        self._baseline: dict[GpuUuid, int] = {}  # in use before our first job
 
     def job_ended(self, key: JobKey, uuids: Iterable[GpuUuid], at_s: float) -> None:
         """Samples taken before at_s (boot time) say nothing more about these GPUs."""
@@ -147,6 +95,8 @@ class FreeMemory:
         out_of_place: list[Violation] = []
         left: list[Violation] = []
         listed: set[GpuUuid] = set()
+        problems: list[str] = []
+        strangers: dict[GpuUuid, str] = {}
         for info in sample.inventory:
             reading = readings.get(info.uuid)
             gpu = identity_of(info, reading)
@@ -159,6 +109,11 @@ class FreeMemory:
                 count = self._count(info, reading, held, live)
                 seen_keys |= {foreign.key(info.uuid) for foreign in count.foreign}
                 self._see(info, reading, count, held, seen)
+                lag_s = self._release_lag_s(info.uuid)
+                problems += self._lasting.problems(info, count, is_held=bool(held), lag_s=lag_s)
+                loud = [foreign for foreign in count.foreign if not foreign.is_quiet]
+                if held and loud:
+                    strangers[info.uuid] = ", ".join(texts_of(_largest_first(loud)))
                 if reading.processes is not None:
                     listed.add(info.uuid)
                     self._find_strays(info.uuid, count, live, out_of_place, left)
@@ -179,6 +134,8 @@ class FreeMemory:
             violations=tuple(out_of_place),
             leftovers=tuple(left),
             listed=frozenset(listed),
+            problems=tuple(problems),
+            strangers=strangers,
         )
 
     def _is_outdated(self, uuid: GpuUuid, sample: Sample) -> bool:
@@ -191,14 +148,15 @@ class FreeMemory:
         gone = [key for key in self._foreign_peaks if key not in seen and key[0] in listed]
         for key in gone:
             del self._foreign_peaks[key]
+            self._may_be_ours.pop(key, None)
 
     # --- who is on it -------------------------------------------------------------------------
 
     def _count(
         self, info: GpuInfo, reading: GpuReading, held: Sequence[Holding], live: set[JobKey]
-    ) -> _Count:
+    ) -> Count:
         """The processes by whom they belong to, and the memory of nobody."""
-        count = _Count()
+        count = Count()
         at_home = {holding.key for holding in held}
         for process in reading.processes or ():
             key = self._owner_of(process)
@@ -207,13 +165,16 @@ class FreeMemory:
                 count.own.setdefault(key, []).append(process)
             else:
                 count.foreign.append(self._foreign(info, process, key, live))
+            if process.used_bytes is not None:
+                self._has_sizes.add(info.uuid)
         count.ownerless = self._ownerless(info, reading)
         self._charge(info, count, at_home)
+        self._give(info, count, held)
         return count
 
     def _foreign(
         self, info: GpuInfo, process: GpuProcess, key: JobKey | None, live: set[JobKey]
-    ) -> _Foreign:
+    ) -> Foreign:
         process_key = (info.uuid, process.pid, process.start_ticks)
         peak = max(process.used_bytes or 0, self._foreign_peaks.get(process_key, 0))
         self._foreign_peaks[process_key] = peak
@@ -222,29 +183,22 @@ class FreeMemory:
         if key is not None:
             of_job = f"pid {process.pid} of job {key[0]}"
             note = f"{of_job}, not granted to it" if key in live else f"{of_job}, left behind"
-        return _Foreign(process, who, peak, note, self._is_quiet(process, who, peak))
-
-    def _is_quiet(self, process: GpuProcess, who: ForeignProcess, peak: int) -> bool:
-        """Displays, the MPS server, and what the configuration names: idle in spite of them."""
-        if process.infrastructure:
-            return True
-        is_display = who.command in DISPLAY_COMMANDS or who.user in DISPLAY_USERS
-        if process.graphics_only and is_display:
-            return True
-        return any(is_ignored(rule, who, peak) for rule in self.sharing.ignore_processes)
+        quiet = is_quiet(process, who, peak, self.sharing, self._desktop_uid)
+        return Foreign(process, who, peak, note, quiet)
 
     @staticmethod
     def _ownerless(info: GpuInfo, reading: GpuReading) -> int:
-        """Managed memory, leaks, dead processes; on coherent memory also the page cache: not it."""
-        if reading.processes is None or reading.listed_used_bytes is None or info.coherent:
+        """Managed memory, leaks, dead processes; not what the host has on memory of both."""
+        if reading.processes is None or reading.listed_used_bytes is None or info.is_hosts:
             return 0
         listed = sum(process.used_bytes or 0 for process in reading.processes)
         return max(0, reading.listed_used_bytes - listed)
 
-    def _charge(self, info: GpuInfo, count: _Count, at_home: set[JobKey]) -> None:
+    def _charge(self, info: GpuInfo, count: Count, at_home: set[JobKey]) -> None:
         """Ownerless memory that came with the only job is that job's."""
         if not at_home:
             self._empty_ownerless[info.uuid] = count.ownerless
+            self._seen_empty.add(info.uuid)
             return
         # What an earlier job left behind may have gone since.
         before = min(count.ownerless, self._empty_ownerless.get(info.uuid, count.ownerless))
@@ -253,11 +207,35 @@ class FreeMemory:
             count.charged = max(0, count.ownerless - before)
             count.ownerless -= count.charged
 
+    def _give(self, info: GpuInfo, count: Count, held: Sequence[Holding]) -> None:
+        """What came while our jobs hold more than they show is theirs first; beyond that foreign.
+
+        In a container the driver's pids say nothing, and a job's own container is not its child.
+        """
+        unshown = sum(
+            max(0, holding.held_bytes - self._explained_by(holding, count))
+            for holding in held
+            if holding.may_hide
+        )
+        uids = {holding.uid for holding in held}
+        for foreign in count.foreign:
+            is_match = foreign.note is None and (foreign.is_alien or foreign.who.uid in uids)
+            self._may_be_ours.setdefault(foreign.key(info.uuid), is_match and unshown > 0)
+        if held:
+            before = self._empty_ownerless[info.uuid] if info.uuid in self._seen_empty else 0
+            count.hidden = max(0, count.ownerless - before)
+        count.given = min(unshown, count.hidden)
+        left = unshown - count.given
+        for foreign in count.foreign:
+            if self._may_be_ours[foreign.key(info.uuid)]:
+                foreign.given = min(left, foreign.peak)
+                left -= foreign.given
+
     def _see(
         self,
         info: GpuInfo,
         reading: GpuReading,
-        count: _Count,
+        count: Count,
         held: Sequence[Holding],
         seen: dict[tuple[JobKey, GpuUuid], Seen],
     ) -> None:
@@ -266,18 +244,19 @@ class FreeMemory:
             remembered = any(uuid == info.uuid for uuid, _, _ in self._foreign_peaks)
             seen[held[0].key, info.uuid] = Seen(None, False, (), 1, remembered)
         noisy = any(not foreign.is_quiet for foreign in count.foreign)
+        hides = count.hidden >= HIDDEN_BYTES or any(foreign.given for foreign in count.foreign)
         for key, processes in count.own.items():
             sizes = [process.used_bytes for process in processes if process.used_bytes is not None]
             used = sum(sizes) + count.charged if len(sizes) == len(processes) else None
             if used is None and count.charged:
                 used = sum(sizes) + count.charged  # by difference: nobody else is here
             pids = tuple(process.pid for process in processes)
-            seen[key, info.uuid] = Seen(used, count.charged > 0, pids, len(count.own), noisy)
+            seen[key, info.uuid] = Seen(used, count.charged > 0, pids, len(count.own), noisy, hides)
 
     def _find_strays(
         self,
         uuid: GpuUuid,
-        count: _Count,
+        count: Count,
         live: set[JobKey],
         out_of_place: list[Violation],
         left: list[Violation],
@@ -295,7 +274,7 @@ class FreeMemory:
         gpu: Gpu,
         info: GpuInfo,
         reading: GpuReading,
-        count: _Count,
+        count: Count,
         held: Sequence[Holding],
         now_s: float,
     ) -> Gpu:
@@ -303,26 +282,72 @@ class FreeMemory:
         if reading.used_bytes is None:
             return gpu
         buffer = 1 + self.sharing.spike_buffer
-        peaks = sum(math.ceil(foreign.peak * buffer) for foreign in count.foreign)
+        peaks = sum(math.ceil((each.peak - each.given) * buffer) for each in count.foreign)
         if reading.processes is None:
             peaks = self._remembered(info.uuid, reading.used_bytes, buffer)
-        known = peaks + _in_steps(count.ownerless)
+        known = peaks + _in_steps(count.ownerless - count.given)
         unexplained = 0
         if not info.coherent:
             explained = self._explained(reading, held, count)
             unexplained = _in_steps(reading.used_bytes - explained - known)
         foreign_bytes = known + unexplained
-        loud = sum(foreign.peak for foreign in count.foreign if not foreign.is_quiet)
-        loud += count.ownerless + unexplained
+        loud = [each for each in count.foreign if not each.is_quiet]
+        nobodys = 0 if info.is_hosts else count.ownerless + unexplained
+        nobodys = max(0, nobodys - self._idle_use(info, reading, held, loud))
+        is_idle = self._is_idle(info, loud, nobodys)
+        text, hint = self._foreign_text(info, count, unexplained), ""
+        keepers = [] if gpu.shareable else keepers_of_exclusive(count.foreign)
+        if keepers:
+            is_idle, foreign_bytes = False, gpu.capacity_bytes
+            names = ", ".join(texts_of(_largest_first(keepers)))
+            text = f"{names}; its compute mode allows one process only, so it is in use"
+        leaves_by_s = self._leaves_by_s(info.uuid, count, foreign_bytes, now_s)
+        if not is_idle and not keepers and leaves_by_s is None:
+            hint = self._hint(loud, nobodys)
         threshold = self.sharing.idle_threshold_bytes
+        is_foreign = bool(keepers) or foreign_bytes > threshold
         return replace(
             gpu,
             foreign_bytes=foreign_bytes,
-            foreign_since_s=self._since_s(gpu.uuid, foreign_bytes > threshold, now_s),
-            foreign_text=self._foreign_text(info.uuid, count, unexplained),
-            whole_idle=loud == 0 or loud < threshold,
-            leaves_by_s=self._leaves_by_s(info.uuid, count, foreign_bytes, now_s),
+            foreign_since_s=self._since_s(gpu.uuid, count, is_foreign, now_s),
+            foreign_text=text,
+            foreign_hint=hint,
+            whole_idle=is_idle,
+            leaves_by_s=leaves_by_s,
         )
+
+    def _is_idle(self, info: GpuInfo, loud: Sequence[Foreign], nobodys: int) -> bool:
+        """May a job have the whole of it beside these?"""
+        if info.is_hosts and any(f.size_is_unknown for f in loud if not f.process.graphics_only):
+            return False
+        total = sum(foreign.peak for foreign in loud) + nobodys
+        return total == 0 or total < self.sharing.idle_threshold_bytes
+
+    def _idle_use(
+        self,
+        info: GpuInfo,
+        reading: GpuReading,
+        held: Sequence[Holding],
+        loud: Sequence[Foreign],
+    ) -> int:
+        """In use before our first job, where no process tells its size: the desktop's, on WSL."""
+        uuid, used = info.uuid, reading.used_bytes or 0
+        if not held and uuid not in self._ended:
+            self._baseline[uuid] = used
+        tells = uuid in self._has_sizes or reading.processes == ()
+        if tells or any(not foreign.process.graphics_only for foreign in loud):
+            return 0
+        most = int(BASELINE_SHARE_MAX * (info.total_bytes or 0))
+        known = self._baseline.get(uuid, 0)
+        return known if known <= most else 0
+
+    def _hint(self, loud: Sequence[Foreign], nobodys: int) -> str:
+        """What setting would let whole jobs beside it."""
+        named = [foreign for foreign in loud if foreign.peak]
+        if named and nobodys < self.sharing.idle_threshold_bytes:
+            return ignore_hint(named)
+        total = sum(foreign.peak for foreign in loud) + nobodys
+        return threshold_hint(total, self.sharing.idle_threshold_bytes)
 
     def _remembered(self, uuid: GpuUuid, used: int, buffer: float) -> int:
         """Foreign peaks while no list tells who is still there: no more than is in use."""
@@ -330,7 +355,7 @@ class FreeMemory:
         return min(_in_steps(used), sum(math.ceil(peak * buffer) for peak in peaks))
 
     def _leaves_by_s(
-        self, uuid: GpuUuid, count: _Count, foreign_bytes: int, now_s: float
+        self, uuid: GpuUuid, count: Count, foreign_bytes: int, now_s: float
     ) -> float | None:
         """When memory that an ended job leaves behind should be gone; None: it is not only that."""
         end_s = self._release_end_s(uuid, now_s)
@@ -347,15 +372,17 @@ class FreeMemory:
         at_s, _ = self._ended.get(uuid, (-math.inf, None))
         return at_s + RELEASE_LAG_S - boottime_s()
 
-    def _since_s(self, uuid: GpuUuid, is_foreign: bool, now_s: float) -> float | None:
+    def _since_s(self, uuid: GpuUuid, count: Count, is_foreign: bool, now_s: float) -> float | None:
         """Since when it is foreign use: what an ended job leaves behind is none at first."""
         if not is_foreign:
             self._foreign_since_s.pop(uuid, None)
             self._held_up.discard(uuid)
             return None
-        return self._foreign_since_s.setdefault(uuid, max(now_s, self._release_end_s(uuid, now_s)))
+        is_left = not any(foreign.size_is_unknown for foreign in count.foreign)
+        from_s = max(now_s, self._release_end_s(uuid, now_s)) if is_left else now_s
+        return self._foreign_since_s.setdefault(uuid, from_s)
 
-    def _explained(self, reading: GpuReading, held: Sequence[Holding], count: _Count) -> int:
+    def _explained(self, reading: GpuReading, held: Sequence[Holding], count: Count) -> int:
         """How much of what is in use our jobs stand for: no more than they hold together.
 
         What was allocated since the processes were listed may be theirs as far as they hold more.
@@ -367,10 +394,11 @@ class FreeMemory:
         since = 0
         if reading.used_bytes is not None and reading.listed_used_bytes is not None:
             since = max(0, reading.used_bytes - reading.listed_used_bytes)
-        return min(most, listed + since)
+        given = count.given + sum(foreign.given for foreign in count.foreign)
+        return min(most, listed + given + since)
 
     @staticmethod
-    def _explained_by(holding: Holding, count: _Count) -> int:
+    def _explained_by(holding: Holding, count: Count) -> int:
         processes = count.own.get(holding.key, [])
         sizes = [process.used_bytes for process in processes]
         if None in sizes:
@@ -383,13 +411,13 @@ class FreeMemory:
         gpu: Gpu,
         info: GpuInfo,
         reading: GpuReading,
-        count: _Count,
+        count: Count,
     ) -> Gpu:
         """No figure, for good: whole jobs only, and those only beside nobody else."""
         idle = reading.processes is not None and all(foreign.is_quiet for foreign in count.foreign)
         text = "its memory cannot be read, so it is given whole only"
         if not idle:
-            names = self._foreign_text(info.uuid, count, 0)
+            names = self._foreign_text(info, count, 0)
             text = names or "its processes cannot be listed"
         return replace(
             gpu,
@@ -399,25 +427,23 @@ class FreeMemory:
             whole_idle=idle,
         )
 
-    def _foreign_text(self, uuid: GpuUuid, count: _Count, unexplained: int) -> str:
-        """Who is in the way, the largest first, and the line that would allow it."""
-        ranked = sorted(count.foreign, key=lambda foreign: -foreign.peak)
-        parts = [
-            f"{_name(foreign)} with {_size(foreign)}" for foreign in ranked[:FOREIGN_NAMED_MAX]
-        ]
-        if len(ranked) > FOREIGN_NAMED_MAX:
-            parts.append(f"{len(ranked) - FOREIGN_NAMED_MAX} more processes")
-        ownerless = count.ownerless + unexplained
+    def _foreign_text(self, info: GpuInfo, count: Count, unexplained: int) -> str:
+        """Who is in the way, the largest first."""
+        parts = texts_of(_largest_first(count.foreign))
+        if info.is_hosts:
+            if unexplained >= MIB:
+                parts.append(f"{bytes_text(unexplained)} of the host, whose memory it shares")
+            return ", ".join(parts)
+        ownerless = count.ownerless - count.given + unexplained
         if ownerless >= MIB:
-            parts.append(f"{bytes_text(ownerless)} {self._ownerless_words(uuid)}")
-        text = ", ".join(parts)
-        loud = [foreign for foreign in ranked if foreign.has_name]
-        if loud:
-            rule = f"name={loud[0].who.command},uid={loud[0].who.uid}"
-            text += f'; sharing.ignore_processes = ["{rule}"] would let whole jobs beside it'
-        return text
+            parts.append(f"{bytes_text(ownerless)} {self._ownerless_words(info.uuid, count)}")
+        return ", ".join(parts)
 
-    def _ownerless_words(self, uuid: GpuUuid) -> str:
+    def _ownerless_words(self, uuid: GpuUuid, count: Count) -> str:
+        unknown = [foreign for foreign in count.foreign if foreign.size_is_unknown]
+        if unknown:
+            others = "its" if len(unknown) == 1 else "theirs"
+            return f"that no process owns, probably {others}"
         at_s, job_id = self._ended.get(uuid, (None, None))
         if at_s is None:
             return "that no process owns"
@@ -426,24 +452,9 @@ class FreeMemory:
         return f"that no process owns (job {job_id} was the last here)"
 
 
+def _largest_first(foreigners: Iterable[Foreign]) -> list[Foreign]:
+    return sorted(foreigners, key=lambda foreign: -foreign.peak)
+
+
 def _in_steps(size: int) -> int:
     return max(0, math.ceil(size / STEP_BYTES) * STEP_BYTES)
-
-
-def _name(foreign: _Foreign) -> str:
-    return foreign.note or foreign.who.text
-
-
-def _size(foreign: _Foreign) -> str:
-    if foreign.process.used_bytes is None and foreign.peak == 0:
-        return "an unknown amount"
-    return bytes_text(foreign.peak)
-
-
-def is_ignored(rule: ProcessRule, who: ForeignProcess, peak: int) -> bool:
-    """Whether the configuration means this process."""
-    return (
-        (rule.name is None or rule.name == who.command)
-        and (rule.uid is None or rule.uid == who.uid)
-        and (rule.below_bytes is None or peak < rule.below_bytes)
-    )

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from gpusched_client.terms import EventKind, GpuUuid
 from gpuschedd.core.model import Gpu, GpuState
-from gpuschedd.gpu.free_memory import GpuFacts, Holdings
+from gpuschedd.gpu.facts import GpuFacts
+from gpuschedd.gpu.holdings import Holdings
 from gpuschedd.gpu.simulated.source import UUID_PREFIX as SIMULATED_PREFIX
 from gpuschedd.gpu.source import GpuInfo, Sample, display_order, select_gpus, unknown_names
 from gpuschedd.jobs.batch import Batch

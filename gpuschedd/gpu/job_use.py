@@ -10,7 +10,7 @@ from gpusched_client.terms import EventKind, JobId
 from gpuschedd.core.job import Job
 from gpuschedd.core.model import Grant
 from gpuschedd.gpu.attribution import JobKey
-from gpuschedd.gpu.free_memory import GpuFacts, Violation
+from gpuschedd.gpu.facts import GpuFacts, Violation
 from gpuschedd.gpu.metering import UseMeter
 from gpuschedd.gpu.source import Sample
 from gpuschedd.jobs.batch import Batch

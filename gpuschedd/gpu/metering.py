@@ -49,6 +49,7 @@ class Seen:
     pids: tuple[int, ...]
     jobs_on_gpu: int
     foreign_on_gpu: bool
+    hides: bool = False  # memory of nobody came beside it: it may use more than anybody can tell
 
 
 class UseMeter:

@@ -16,8 +16,10 @@ from gpusched_client.terms import GpuUuid
 from gpuschedd.core.job import Job
 from gpuschedd.core.model import GpuState
 from gpuschedd.gpu.attribution import Attribution
-from gpuschedd.gpu.free_memory import FreeMemory, GpuFacts, holdings_of
+from gpuschedd.gpu.facts import GpuFacts
+from gpuschedd.gpu.free_memory import FreeMemory
 from gpuschedd.gpu.health_watch import HealthWatch
+from gpuschedd.gpu.holdings import holdings_of
 from gpuschedd.gpu.inventory import HostInventory
 from gpuschedd.gpu.job_use import JobUse
 from gpuschedd.gpu.service_state import GpuConditions
@@ -59,17 +61,25 @@ class GpuMonitor:
         *,
         same_boot: bool,
         uses_before: Iterable[GpuUse] = (),
+        desktop_uid: int | None = None,
     ) -> None:
-        """`same_boot`: GPUs that were sick still are. `uses_before`: what running jobs had used."""
+        """`same_boot`: GPUs that were sick still are. `uses_before`: what running jobs had used.
+
+        `desktop_uid`: whose programs that only draw are a desktop, and keep no job away.
+        """
         self._source = source
         self._controller = controller
         self._attribution = attribution
         self._free = FreeMemory(
-            controller.state.config.sharing, attribution.owner_of, attribution.describe
+            controller.state.config.sharing,
+            attribution.owner_of,
+            attribution.describe,
+            desktop_uid,
         )
         self._inventory = HostInventory(controller)
         self._health = HealthWatch(health_rules, controller, same_boot=same_boot)
         self._use = JobUse(controller)
+        self._facts: GpuFacts | None = None
         self._use.meter.resume(uses_before)
         self._poke = asyncio.Event()
         self._sample: Sample | None = None
@@ -99,6 +109,11 @@ class GpuMonitor:
         if self._sample is None:
             return None
         return max(0.0, boottime_s() - self._sample.taken_boottime_s)
+
+    @property
+    def memory_problems(self) -> tuple[str, ...]:
+        """Memory that needs a person, by the last sample."""
+        return self._facts.problems if self._facts is not None and not self.is_stale else ()
 
     @property
     def source_name(self) -> str:
@@ -367,6 +382,7 @@ class GpuMonitor:
             self._standing(),
             controller.clock.now_s(),
         )
+        self._facts = facts
         self._inventory.keep(self._sample, facts)
         self._use.follow(facts)
         controller.set_gpus(facts.gpus)

@@ -50,6 +50,11 @@ class GpuInfo:
     blocked: str | None = None  # why nothing may be placed here, e.g. compute mode prohibited
     device_nodes: tuple[str, ...] = ()  # what a device filter must let through for it
 
+    @property
+    def is_hosts(self) -> bool:
+        """Its memory is the host's as well: what is in use there need not be a GPU's doing."""
+        return self.coherent or self.integrated
+
 
 @dataclass(frozen=True, slots=True)
 class GpuProcess:

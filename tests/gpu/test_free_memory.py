@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 from gpusched_client.terms import GpuUuid
+from gpuschedd.core.model import GpuState
+from gpuschedd.core.reasons import hints
+from gpuschedd.gpu.attribution import ForeignProcess
+from gpuschedd.gpu.holdings import Holding
 from gpuschedd.gpu.metering import UseMeter
 from gpuschedd.gpu.source import GpuInfo, GpuProcess, GpuReading, Sample
 from gpuschedd.system.clock import boottime_s
@@ -178,3 +186,204 @@ def test_what_was_foreign_before_a_jobs_end_is_not_its_afterglow(judge: Judge) -
     judge.ledger.job_ended(key(3), [UUID], boottime_s())
     after = judge.gpu(sample(8 * GIB, taken_s=boottime_s() + 1))
     assert (after.foreign_since_s, after.leaves_by_s) == (1000.0, None)
+
+
+# --- memory of both the GPU and its host ----------------------------------------
+
+SHARED_WITH_HOST = replace(CARD, integrated=True)
+
+
+def on(info: GpuInfo, of: Sample) -> Sample:
+    """The same on another card."""
+    return replace(of, inventory=(info,))
+
+
+def test_what_the_host_uses_of_its_own_memory_keeps_no_whole_job_away(judge: Judge) -> None:
+    """Only a process with a GPU context does; admission by VRAM goes by what is available."""
+    idle = judge.gpu(on(SHARED_WITH_HOST, sample(20 * GIB)))
+    assert (idle.whole_idle, headroom(idle)) == (True, 28 * GIB)
+    assert "20 GiB of the host, whose memory it shares" in idle.foreign_text
+    blind = Judge().gpu(on(SHARED_WITH_HOST, sample(20 * GIB, listed=False)))
+    assert (blind.whole_idle, headroom(blind)) == (True, 28 * GIB)
+    busy = judge.gpu(on(SHARED_WITH_HOST, sample(20 * GIB, (9, GIB))))
+    assert not busy.whole_idle
+    unknown = Judge().gpu(on(SHARED_WITH_HOST, sample(20 * GIB, (9, None))))
+    assert not unknown.whole_idle
+
+
+def test_what_the_host_uses_is_no_job_s_peak(judge: Judge) -> None:
+    """1024 MiB by its process, whatever other programs on the host take meanwhile."""
+    judge.owners[7] = key(1)
+    holdings = {UUID: [held(1, 10 * GIB)]}
+    judge.gpu(on(SHARED_WITH_HOST, sample(20 * GIB)))
+    facts = judge.facts(on(SHARED_WITH_HOST, sample(23 * GIB, (7, GIB))), holdings=holdings)
+    (seen,) = facts.seen.values()
+    assert (seen.used_bytes, seen.charged, seen.hides) == (GIB, False, False)
+
+
+# --- a GPU that allows one process ----------------------------------------
+
+ONE_PROCESS = replace(CARD, shareable=False)
+
+
+@pytest.mark.parametrize("size", [MIB, 100 * MIB, None])
+def test_where_one_process_is_allowed_any_that_computes_is_in_the_way(
+    judge: Judge, size: int | None
+) -> None:
+    """However small it is: a job would fail at once."""
+    gpu = judge.gpu(on(ONE_PROCESS, sample(size or 0, (9, size))))
+    assert (gpu.whole_idle, headroom(gpu)) == (False, 0)
+    assert "pid 9 of bob (python)" in gpu.foreign_text
+    assert "allows one process only" in gpu.foreign_text
+
+
+def test_where_one_process_is_allowed_a_display_and_the_mps_server_are_none(judge: Judge) -> None:
+    """What only draws does not count there; the server is the one process, for all its clients."""
+    rows = (GpuProcess(9, 1, 100 * MIB, graphics_only=True),)
+    reading = GpuReading(UUID, 100 * MIB, 47 * GIB, processes=rows, listed_used_bytes=100 * MIB)
+    assert judge.gpu(Sample(1.0, (ONE_PROCESS,), (reading,))).whole_idle
+    server = GpuProcess(8, 1, 50 * MIB, infrastructure=True)
+    both = (server, GpuProcess(9, 1, 100 * MIB))
+    reading = GpuReading(UUID, 150 * MIB, 47 * GIB, processes=both, listed_used_bytes=150 * MIB)
+    assert Judge().gpu(Sample(1.0, (ONE_PROCESS,), (reading,))).whole_idle
+
+
+# --- processes that nobody can match ----------------------------------------
+
+
+def of_alice(job_id: int, size: int) -> Holding:
+    """A job of uid 1000 that runs."""
+    return Holding(key(job_id), size, 1000)
+
+
+def test_own_memory_is_not_counted_twice_where_no_process_is_listed(judge: Judge) -> None:
+    """Up to what the jobs hold it is theirs; what is beyond that, or was there before, is foreign."""
+    judge.gpu(sample(GIB))
+    holdings = {UUID: [of_alice(1, 5 * GIB), of_alice(2, 5 * GIB)]}
+    both = judge.facts(sample(10 * GIB), holdings=holdings)
+    assert headroom(both.gpus[0], 10 * GIB) == 37 * GIB
+    assert "processes cannot be matched with jobs on GPU 0" in both.problems[0]
+    assert "--pid=host" in both.problems[0]
+    more = judge.gpu(sample(15 * GIB), holdings=holdings)
+    assert headroom(more, 10 * GIB) == 33 * GIB
+    after = judge.facts(sample(GIB))
+    assert (headroom(after.gpus[0]), after.problems) == (47 * GIB, ())
+
+
+@pytest.mark.parametrize(
+    "who",
+    [
+        ForeignProcess(9, 0, "root", "python", is_contained=True),
+        ForeignProcess(9, 1000, "alice", "python"),
+    ],
+)
+def test_a_job_s_container_is_not_counted_twice(judge: Judge, who: ForeignProcess) -> None:
+    """It is no child of the job, but it came while the job held more than it showed."""
+    judge.strangers[9] = who
+    judge.gpu(sample(0))
+    holdings = {UUID: [of_alice(1, 5 * GIB)]}
+    gpu = judge.gpu(sample(4 * GIB, (9, 4 * GIB)), holdings=holdings)
+    assert headroom(gpu, 5 * GIB) == 43 * GIB
+    assert "(counted as a job's)" in gpu.foreign_text
+    grown = judge.gpu(sample(9 * GIB, (9, 9 * GIB)), holdings=holdings)
+    assert headroom(grown, 5 * GIB) < 39 * GIB + GIB
+    assert not judge.gpu(sample(9 * GIB, (9, 9 * GIB))).whole_idle  # the job ended, it did not
+
+
+def test_a_process_of_somebody_else_is_foreign_beside_a_job_that_holds_more(judge: Judge) -> None:
+    """Bob's, in plain sight, while alice's job has not allocated yet; so is one from before."""
+    holdings = {UUID: [of_alice(1, 20 * GIB)]}
+    judge.gpu(sample(0))
+    bob = judge.gpu(sample(10 * GIB, (9, 10 * GIB)), holdings=holdings)
+    assert headroom(bob, 20 * GIB) == 17 * GIB
+    judge = Judge()
+    judge.strangers[9] = ForeignProcess(9, 1000, "alice", "python")
+    judge.gpu(sample(10 * GIB, (9, 10 * GIB)))
+    before = judge.gpu(sample(10 * GIB, (9, 10 * GIB)), holdings=holdings)
+    assert headroom(before, 20 * GIB) == 17 * GIB
+
+
+def test_a_job_that_does_not_run_yet_explains_no_memory(judge: Judge) -> None:
+    """What came before its launch would be its neighbour's "out of memory"."""
+    judge.strangers[9] = ForeignProcess(9, 1000, "alice", "python")
+    judge.gpu(sample(0))
+    placed = {UUID: [Holding(key(1), 20 * GIB, 1000, may_hide=False)]}
+    gpu = judge.gpu(sample(40 * GIB, (9, 40 * GIB)), holdings=placed)
+    assert headroom(gpu) < 20 * GIB
+
+
+def test_beside_memory_of_nobody_a_job_s_figure_is_a_lower_bound(judge: Judge) -> None:
+    """Managed memory is on no process: whose it is, of two jobs, nobody can tell."""
+    judge.owners |= {7: key(1), 8: key(2)}
+    judge.gpu(sample(0))
+    holdings = {UUID: [of_alice(1, 10 * GIB), of_alice(2, 10 * GIB)]}
+    both = sample(10 * GIB, (7, GIB), (8, GIB))
+    facts = judge.facts(both, holdings=holdings)
+    assert [seen.hides for seen in facts.seen.values()] == [True, True]
+
+
+# --- memory of nobody ----------------------------------------
+
+
+def test_a_card_that_idles_above_the_threshold_is_told_which_setting_helps(judge: Judge) -> None:
+    """The key, its value now, and the value that would be enough."""
+    gpu = judge.gpu(sample(450 * MIB))
+    assert not gpu.whole_idle
+    assert gpu.foreign_hint == (
+        'sharing.idle_threshold is 200M; with "464M" whole jobs may start beside it'
+    )
+    large = Judge().gpu(sample(30 * GIB))
+    assert large.foreign_hint == "sharing.idle_threshold is 200M"
+
+
+def test_where_no_process_tells_its_size_what_was_there_before_jobs_is_idle(judge: Judge) -> None:
+    """WSL2: a desktop, and no figures. What comes later is in the way."""
+    assert judge.gpu(sample(900 * MIB, listed=False)).whole_idle
+    assert judge.gpu(sample(900 * MIB, listed=False), holdings={UUID: [held(1, GIB)]}).whole_idle
+    later = judge.gpu(sample(3 * GIB, listed=False), holdings={UUID: [held(1, GIB)]})
+    assert not later.whole_idle
+    drawing = GpuProcess(9, 1, None, graphics_only=True)
+    reading = GpuReading(UUID, GIB, 47 * GIB, processes=(drawing,), listed_used_bytes=GIB)
+    assert Judge().gpu(Sample(1.0, (CARD,), (reading,))).whole_idle
+    assert not Judge().gpu(sample(30 * GIB, listed=False)).whole_idle  # no desktop
+
+
+def test_memory_beside_a_process_of_unknown_size_is_probably_its(judge: Judge) -> None:
+    """And not what the ended job leaves behind."""
+    judge.ledger.job_ended(key(3), [UUID], boottime_s())
+    gpu = judge.gpu(sample(6 * GIB, (9, None), taken_s=boottime_s() + 1))
+    assert "pid 9 of bob (python) with an unknown amount" in gpu.foreign_text
+    assert "6 GiB that no process owns, probably its" in gpu.foreign_text
+    assert "job 3" not in gpu.foreign_text
+    assert gpu.foreign_since_s == 1000.0
+
+
+def test_only_small_processes_are_advised_to_be_ignored_and_each_line_once(judge: Judge) -> None:
+    """Beside 60 GiB a job would run out of memory; two GPUs with the same one need one line."""
+    small = judge.gpu(sample(700 * MIB, (9, 700 * MIB)))
+    line = 'sharing.ignore_processes = ["name=python,uid=1001"] would let whole jobs beside it'
+    assert small.foreign_hint == line
+    assert hints([small, small]) == (line,)
+    assert Judge().gpu(sample(40 * GIB, (9, 40 * GIB))).foreign_hint == ""
+
+
+def test_memory_of_a_process_that_is_gone_needs_a_person_after_a_minute(
+    judge: Judge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the cure; it is told as long as it is there."""
+    rows = (GpuProcess(9, None, 30 * GIB),)
+    judge.strangers[9] = ForeignProcess(9, None, "", "")
+    reading = GpuReading(UUID, 30 * GIB, 18 * GIB, processes=rows, listed_used_bytes=30 * GIB)
+    stuck = Sample(1.0, (CARD,), (reading,))
+    assert judge.facts(stuck).problems == ()
+    now_s = boottime_s()
+    monkeypatch.setattr("gpuschedd.gpu.lasting.boottime_s", lambda: now_s + 61.0)
+    (text,) = judge.facts(stuck).problems
+    assert "30 GiB on GPU 0 are held by pid 9, which is gone" in text
+    assert "nvidia-smi --gpu-reset -i 0" in text
+    assert judge.facts(sample(0)).problems == ()
+    leak = sample(30 * GIB)
+    assert judge.facts(leak).problems == ()
+    monkeypatch.setattr("gpuschedd.gpu.lasting.boottime_s", lambda: now_s + 130.0)
+    assert "30 GiB on GPU 0 are held by no process" in judge.facts(leak).problems[0]
+    assert judge.gpu(leak).state is GpuState.OK

@@ -107,7 +107,7 @@ def test_a_job_waits_for_foreign_memory_and_is_told_whose(
         small = client.submit(["true"], vram="20G", time_limit="1m", output="/dev/null")
         assert client.wait(small.id, timeout_s=30).state is JobState.COMPLETED
         whole = client.submit(["true"], output="/dev/null")
-        until_reason(client, whole.id, 'sharing.ignore_processes = ["name=')
+        until_reason(client, whole.id, f"pid {other.pid} of ", "with 21 GiB")
         other.kill()
         assert client.wait(job_id, timeout_s=30).state is JobState.COMPLETED
         assert client.wait(whole.id, timeout_s=30).state is JobState.COMPLETED

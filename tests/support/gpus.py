@@ -12,8 +12,10 @@ from gpusched_client.terms import GpuUuid, JobId
 from gpuschedd.config.keys import Nvml, Sharing
 from gpuschedd.core.model import Gpu
 from gpuschedd.gpu.attribution import ForeignProcess, JobKey
-from gpuschedd.gpu.free_memory import FreeMemory, GpuFacts, Holding
+from gpuschedd.gpu.facts import GpuFacts
+from gpuschedd.gpu.free_memory import FreeMemory
 from gpuschedd.gpu.health import HealthBook
+from gpuschedd.gpu.holdings import Holding
 from gpuschedd.gpu.nvidia.health_rules import XidRules
 from gpuschedd.gpu.service_state import GpuConditions
 from gpuschedd.gpu.source import (

@@ -46,12 +46,14 @@ class Device:
     pci: Any = None
     parent: Device | None = None
     integrated: bool = False
+    has_hosts_memory: bool = False  # and the driver has no figure of it
     gi: int | None = None
     v1_memory: bool = False
     listed_s: float = 0.0
     listed_used: int | None = None
     has_graphics: bool = True
     graphics_s: float = 0.0
+    ownerless: int = 0  # bytes in use of no process, when graphics were listed
     has_server: bool = False
     utilization_since_us: int = 0
     utilization_s: float = 0.0
@@ -78,14 +80,17 @@ class MemoryReader:
         self.proc = Path("/proc")
 
     def measure(self, device: Device, model: str, integrated: Iterable[str]) -> None:
-        """Total and reserve. Parts that share the host's memory have the host's figures."""
+        """Total and reserve. Parts that share the host's memory have the host's figures.
+
+        On some set-ups the driver has a figure for these, too: what the host uses is in that.
+        """
+        device.integrated = any(word.casefold() in model.casefold() for word in integrated)
         try:
             memory = self._memory(device)
         except Failed as failure:
-            device.integrated = failure.code in (NOT_SUPPORTED, FUNCTION_NOT_FOUND) and any(
-                word.casefold() in model.casefold() for word in integrated
-            )
-            if device.integrated:
+            is_told = failure.code not in (NOT_SUPPORTED, FUNCTION_NOT_FOUND)
+            device.has_hosts_memory = device.integrated and not is_told
+            if device.has_hosts_memory:
                 device.total = self._host_memory()[0]
             return
         device.total, device.reserved = memory.total, getattr(memory, "reserved", 0)
@@ -103,7 +108,7 @@ class MemoryReader:
 
     def used_and_free(self, device: Device) -> tuple[int, int]:
         """Bytes in use without the reserve, and free. Raises Failed."""
-        if device.integrated:
+        if device.has_hosts_memory:
             total, available = self._host_memory()
             return total - available, available
         memory = self._memory(device)

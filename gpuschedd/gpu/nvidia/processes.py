@@ -52,7 +52,7 @@ class ProcessLists:
         """The list of a device into its reading, or why there is none."""
         device.listed_s, device.listed_used = now_s, used
         try:
-            kinds = self._rows(device, now_s)
+            kinds = self._rows(device, now_s, used)
         except Failed as failure:
             reading["list_reason"] = f"the driver lists no processes: {failure.text}"
             if failure.code not in (NOT_SUPPORTED, FUNCTION_NOT_FOUND, NO_PERMISSION):
@@ -65,15 +65,23 @@ class ProcessLists:
             for pid, (size, kind) in kinds.items()
         ]
 
-    def _rows(self, device: Device, now_s: float) -> dict[int, tuple[int | None, set[str]]]:
-        """Processes by pid. One that computes and draws is in two lists and has one memory."""
+    def _rows(
+        self, device: Device, now_s: float, used: int | None
+    ) -> dict[int, tuple[int | None, set[str]]]:
+        """Processes by pid. One that computes and draws is in two lists and has one memory.
+
+        Who draws is dear to ask, too: now and then, and at once where memory came without an owner.
+        """
         found: dict[int, tuple[int | None, set[str]]] = {}
         _merge(found, "C", self._listed(device, COMPUTE_LISTS))
-        if device.has_graphics or now_s - device.graphics_s >= LIST_GRAPHICS_S:
+        is_due = device.has_graphics or now_s - device.graphics_s >= LIST_GRAPHICS_S
+        if is_due or _ownerless(found, used) >= device.ownerless + MOVED_BYTES:
             device.graphics_s = now_s
             rows = self._listed_or_none(device, _GRAPHICS)
             device.has_graphics = bool(rows)
             _merge(found, "G", rows)
+            device.ownerless = _ownerless(found, used)
+        device.ownerless = min(device.ownerless, _ownerless(found, used))
         device.has_server = any(is_server(pid) for pid in found)
         if device.has_server:
             _merge(found, "M", self._listed_or_none(device, _MPS))
@@ -157,6 +165,10 @@ class ProcessLists:
             device.utilization_since_us = max(device.utilization_since_us, row.timeStamp)
             newest[row.pid] = max(newest.get(row.pid, (0, 0)), (row.timeStamp, row.smUtil))
         return {str(pid): sm for pid, (_, sm) in newest.items()}
+
+
+def _ownerless(found: dict[int, tuple[int | None, set[str]]], used: int | None) -> int:
+    return max(0, (used or 0) - sum(size or 0 for size, _ in found.values()))
 
 
 def _merge(found: dict[int, tuple[int | None, set[str]]], kind: str, rows: Iterable[Any]) -> None:

@@ -200,7 +200,31 @@ def test_foreign_use_counts_at_its_peak_until_it_exits_33(
     gpu = judge.gpu(source.sample())
     assert gpu.foreign_bytes == 22 * GIB
     assert f"pid {os.getpid()} of bob (python) with 20 GiB" in gpu.foreign_text
-    assert 'sharing.ignore_processes = ["name=python,uid=1001"]' in gpu.foreign_text
+    assert gpu.foreign_hint == ""  # to start beside 20 GiB would end in "out of memory"
     driver.remove("proc")
     source.reading()
     assert judge.gpu(source.sample()).foreign_bytes == 0
+
+
+def test_an_integrated_part_whose_driver_has_a_figure_is_known_by_its_name(
+    driver: FakeDriver, gpus: Open, judge: Judge
+) -> None:
+    """The figure has in it what the host uses: no whole job waits for that."""
+    driver.gpu(0, name="NVIDIA GB10", ownerless=20 * GIB)
+    source = gpus()
+    assert source.info().integrated
+    source.reading()
+    assert judge.gpu(source.sample()).whole_idle
+
+
+def test_a_desktop_that_starts_later_is_seen_with_its_memory(
+    driver: FakeDriver, gpus: Open, judge: Judge
+) -> None:
+    """Its list is dear and asked for now and then: at once where memory came of nobody."""
+    source = gpus()
+    source.reading()
+    source.reading()
+    driver.process(0, os.getpid(), 400 * MIB, "G")
+    judge.strangers[os.getpid()] = ForeignProcess(os.getpid(), 0, "root", "Xorg")
+    source.reading()
+    assert judge.gpu(source.sample()).whole_idle

@@ -13,7 +13,7 @@ import pytest
 
 from gpusched_client.terms import GpuUuid, JobId
 from gpuschedd.gpu.attribution import Attribution, ForeignProcess, Supervisor
-from gpuschedd.gpu.free_memory import FreeMemory
+from gpuschedd.gpu.foreign import is_quiet
 from gpuschedd.gpu.metering import Seen, UseMeter
 from gpuschedd.gpu.nvidia import driver as nvml_driver
 from gpuschedd.gpu.nvidia.replies import LIST_FAILURES_MAX
@@ -328,10 +328,11 @@ def test_displays_and_ignored_processes_leave_a_gpu_idle(judge: Judge) -> None:
         14: ForeignProcess(14, 1002, "eve", "tiny"),
     }
 
-    def quiet(by: Judge, pid: int, size: int, graphics: bool = False) -> bool:
-        ledger: FreeMemory = by.ledger
+    def quiet(
+        by: Judge, pid: int, size: int, graphics: bool = False, desktop_uid: int | None = None
+    ) -> bool:
         process = GpuProcess(pid, 1, size, graphics_only=graphics)
-        return ledger._is_quiet(process, of[pid], size)
+        return is_quiet(process, of[pid], size, by.ledger.sharing, desktop_uid)
 
     assert quiet(judge, 10, 400 * MIB, True)
     assert quiet(judge, 11, 400 * MIB, True)
@@ -339,6 +340,10 @@ def test_displays_and_ignored_processes_leave_a_gpu_idle(judge: Judge) -> None:
     assert quiet(picky, 12, 642 * MIB)
     assert not quiet(picky, 13, 642 * MIB)
     assert quiet(picky, 14, 60 * MIB)
+    assert not quiet(judge, 14, 230 * MIB, True)
+    assert not quiet(judge, 14, 230 * MIB, True, desktop_uid=1000)
+    assert quiet(judge, 14, 230 * MIB, True, desktop_uid=1002)  # its own desktop, in user mode
+    assert not quiet(judge, 14, 230 * MIB, desktop_uid=1002)
 
 
 def test_a_list_that_fails_now_and_then_is_the_last_one(driver: FakeDriver, gpus: Open) -> None:
