@@ -55,6 +55,7 @@ from gpuschedd.store.database import (
     typed_opening,
 )
 from gpuschedd.store.history import History
+from gpuschedd.store.records import Loaded
 from gpuschedd.store.writer import Store
 from gpuschedd.supervisor.pam import closed_by
 from gpuschedd.system import state_dir as places
@@ -75,6 +76,7 @@ THREAD_TURN_S = 0.001
 COLLECTOR = (50_000, 20, 100)
 ACCOUNTS_EVERY_S = 60.0
 PLACES_EVERY_S = 2.0
+PLACES_LOST = (places.AlreadyRunning, places.Unusable)
 WORK_THREADS = 4  # for what blocks and has no pool of its own
 FIRST_SWEEP_S = 60.0  # READY=1 does not wait longer than this for the first look at the GPUs
 SYSTEM_DEFAULT_LIMIT_S, SYSTEM_MAX_LIMIT_S = 86_400.0, 7 * 86_400.0
@@ -118,7 +120,6 @@ class Daemon:
         store = Store.open(state_dir)
         loaded = store.load()
         clock = SchedulerClock(self.clock, loaded.mark)
-        self._uses_before = loaded.gpu_uses
         self._same_boot = loaded.mark is not None and loaded.mark.boot_id == self.clock.boot_id()
         with typed_opening(store.path):
             state = State.restore(
@@ -139,22 +140,22 @@ class Daemon:
         with typed_opening(store.path):
             self.controller.restore(loaded.accounts)
         self.upkeep = Upkeep(self.controller, store.path)
-        self._build(store, loaded.instance)
+        self._build(store, loaded)
         return await self._serve()
 
-    def _build(self, store: Store, instance: str) -> None:
+    def _build(self, store: Store, loaded: Loaded) -> None:
         """Everything around the controller, from the processes outwards to the socket."""
         options, state_dir = self.options, self.options.state_dir
         vendor = vendor_of(lambda: self.settings, state_dir, is_system=options.is_system)
         context = LaunchContext(
             state_dir=state_dir,
-            instance=instance,
+            instance=loaded.instance,
             is_system=options.is_system,
             launch=options.launch,
             exec_jobs=self.settings.exec_jobs,
         )
         self.hint_socket = context.hint_socket
-        self.runner = Runner(self._launcher(), context.jobs_root, instance)
+        self.runner = Runner(self._launcher(), context.jobs_root, loaded.instance)
         self.source = vendor.open()
         self.monitor = GpuMonitor(
             self.source,
@@ -164,10 +165,10 @@ class Daemon:
                 self.runner.supervisors,
                 self.controller.state.holders,
                 by_unit=options.launch is Launch.PID1,
-                instance=instance,
+                instance=loaded.instance,
             ),
             same_boot=self._same_boot,
-            uses_before=self._uses_before,
+            uses_before=loaded.gpu_uses,
             desktop_uid=None if options.is_system else os.getuid(),
         )
         self.dispatcher = Dispatcher(
@@ -262,6 +263,11 @@ class Daemon:
         await self.dispatcher.recover_all()
         await asyncio.wait({looping, self._settled()}, return_when=asyncio.FIRST_COMPLETED)
         await self._first_sweep(looping)
+        if self.monitor.no_driver is not None and not self.monitor.had_gpus:
+            log.error("no_driver text=%s", self.monitor.no_driver)
+            self._status = EX_CONFIG
+            self._stop.set()
+            return
         self.controller.gpus_known()
         self._open_doors()
         self.manager.send("READY=1")
@@ -336,7 +342,7 @@ class Daemon:
                 self.lock.look()
                 self.hints.look()
                 self.doors.look()
-            except (places.AlreadyRunning, places.Unusable) as lost:
+            except PLACES_LOST as lost:
                 log.error("place_lost text=%s", lost)
                 self._status = status_of(lost)
                 self._stop.set()
@@ -425,7 +431,7 @@ def how_it_ended(error: Exception, state_dir: Path) -> tuple[int, str] | None:
     if is_short(error):
         text = "the host is short of processes, threads, memory or descriptors for now"
         return EX_OSERR, f"{error}: {text}"
-    if isinstance(error, places.Unusable | ConfigError | StoreUnusable | GpuschedError):
+    if isinstance(error, (*PLACES_LOST, ConfigError, StoreUnusable, GpuschedError)):
         return status_of(error), str(error)
     if isinstance(error, StoreFull):
         return EX_IOERR, f"the database cannot be written: {error}"

@@ -103,7 +103,8 @@ def _print_gpu(gpu: Any) -> None:
 
     reason = f": {printable(gpu.reason)}" if gpu.reason else ""
     jobs = f"; runs {_jobs(gpu.jobs)}" if gpu.jobs else ""
-    print_out(f"GPU {gpu.index}: {printable(gpu.state)}{reason}{jobs}\n")
+    name = gpu.uuid if gpu.index is None else gpu.index
+    print_out(f"GPU {name}: {printable(gpu.state)}{reason}{jobs}\n")
 
 
 def _jobs(job_ids: Sequence[int]) -> str:

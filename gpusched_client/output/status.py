@@ -35,7 +35,8 @@ def _gpu_cells(gpu: GpuView) -> list[str]:
     used = "?" if gpu.utilization is None else f"{gpu.utilization:.0f}%"
     jobs = ",".join(map(str, gpu.jobs)) or NONE
     sizes = map(size, (gpu.total_bytes, gpu.used_bytes, gpu.promised_bytes, gpu.foreign_bytes))
-    return [str(gpu.index), printable(gpu.model or "?"), state, *sizes, used, jobs]
+    index = NONE if gpu.index is None else str(gpu.index)
+    return [index, printable(gpu.model or "?"), state, *sizes, used, jobs]
 
 
 def usage_table(users: Iterable[UsageView], width: int | None = None) -> str:

@@ -25,11 +25,12 @@ class GpuView(Response):
     """One GPU. `used_bytes` is None when it cannot be read, which is not zero.
 
     `promised_bytes` is what jobs hold, `foreign_bytes` what is kept for processes outside the
-    scheduler. `stale` says that the figures are of an older sample.
+    scheduler. `stale` says that the figures are of an older sample. `index` is None where the GPU
+    is missing and another one has its index now.
     """
 
-    index: int = wire(integer())
     uuid: str = wire(SHORT_TEXT)
+    index: int | None = wire(integer(), default=None)
     minor: int | None = wire(integer(), default=None)
     model: str | None = wire(SHORT_TEXT, default=None)
     total_bytes: int | None = wire(SIZE, default=None)

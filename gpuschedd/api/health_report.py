@@ -143,7 +143,7 @@ class HealthReport:
             yield f"no GPU is known: {why}" if why else "no GPU is known"
         for gpu in self._state.gpus:
             if gpu.state not in (GpuState.OK, GpuState.DRAINED):
-                yield f"GPU {gpu.index} is {gpu.state}: {gpu.state_text}"
+                yield f"GPU {gpu.label} is {gpu.state}: {gpu.state_text}"
         yield from self._gpus.memory_problems
 
     def _job_problems(self) -> Iterator[str]:

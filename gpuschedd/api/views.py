@@ -271,7 +271,7 @@ def _gpu_view(gpu: Gpu, jobs: list[Job], used: UsedGpu | None, *, stale: bool) -
     foreign = "; ".join(filter(None, (gpu.foreign_text, gpu.foreign_hint)))
     reason = gpu.state_text or foreign or None
     return GpuView(
-        index=gpu.index,
+        index=None if gpu.index_is_past else gpu.index,
         uuid=gpu.uuid,
         minor=gpu.minor,
         model=gpu.model,

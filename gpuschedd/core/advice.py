@@ -70,6 +70,6 @@ def _is_free(gpu: Gpu, request: Request, policy: Policy) -> bool:
 
 def _why(gpu: Gpu) -> str:
     if gpu.state is not GpuState.OK:
-        return f"GPU {gpu.index} is {gpu.state}: {gpu.state_text}"
+        return f"GPU {gpu.label} is {gpu.state}: {gpu.state_text}"
     held = gpu.foreign_text or "others"
-    return f"GPU {gpu.index}: {bytes_text(gpu.foreign_bytes)} held by {held}"
+    return f"GPU {gpu.label}: {bytes_text(gpu.foreign_bytes)} held by {held}"

@@ -109,6 +109,12 @@ class Gpu:
     island: int | None = None
     links: tuple[tuple[GpuUuid, int], ...] = ()
     is_slice: bool = False
+    index_is_past: bool = False  # it is missing, and another GPU has its index now
+
+    @property
+    def label(self) -> str:
+        """Its index in a sentence: "3", or "3 (was)"."""
+        return f"{self.index} (was)" if self.index_is_past else str(self.index)
 
     @property
     def capacity_bytes(self) -> int:

@@ -138,7 +138,7 @@ def _is_in_the_way(slot: Slot, need: Need) -> bool:
 def _alien_text(slots: Sequence[Slot]) -> str:
     """ "GPU 0: 21 GiB (pid 4242 of bob (python) with 21504 MiB)", the first few."""
     held = [
-        f"GPU {slot.gpu.index}: {bytes_text(slot.gpu.foreign_bytes)}"
+        f"GPU {slot.gpu.label}: {bytes_text(slot.gpu.foreign_bytes)}"
         + (f" ({slot.gpu.foreign_text})" if slot.gpu.foreign_text else "")
         for slot in slots[:NAMED_MAX]
     ]
@@ -174,21 +174,21 @@ def unavailable(need: Need, in_service: int, gpus: Sequence[Gpu], stuck: Sequenc
 
 def out_of_service(gpus: Iterable[Gpu]) -> list[str]:
     """ "GPUs 0 and 1 unread (the driver hangs)": those with the same to say together."""
-    alike: dict[tuple[GpuState, str], list[int]] = {}
+    alike: dict[tuple[GpuState, str], list[str]] = {}
     for gpu in gpus:
         if gpu.state is not GpuState.OK:
-            alike.setdefault((gpu.state, gpu.state_text), []).append(gpu.index)
+            alike.setdefault((gpu.state, gpu.state_text), []).append(gpu.label)
     return [
         f"{_gpus(indices)} {state.value}" + (f" ({text})" if text else "")
         for (state, text), indices in alike.items()
     ]
 
 
-def _gpus(indices: Sequence[int]) -> str:
+def _gpus(indices: Sequence[str]) -> str:
     """ "GPU 0", "GPUs 0, 1 and 3"."""
     if len(indices) == 1:
         return f"GPU {indices[0]}"
-    return f"GPUs {', '.join(map(str, indices[:-1]))} and {indices[-1]}"
+    return f"GPUs {', '.join(indices[:-1])} and {indices[-1]}"
 
 
 def no_gpus() -> Reason:

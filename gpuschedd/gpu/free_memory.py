@@ -104,7 +104,7 @@ class FreeMemory:
             before = self._last.get(info.uuid)
             if before is not None and self._is_outdated(info.uuid, sample):
                 # Its processes may be those of the job that has ended: what was known before stays.
-                gpu = replace(before, index=gpu.index)
+                gpu = replace(before, index=gpu.index, index_is_past=gpu.index_is_past)
             elif reading is not None and reading.fault in (None, "unsupported"):
                 count = self._count(info, reading, held, live)
                 seen_keys |= {foreign.key(info.uuid) for foreign in count.foreign}

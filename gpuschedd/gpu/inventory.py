@@ -10,7 +10,15 @@ from gpuschedd.core.model import Gpu, GpuState
 from gpuschedd.gpu.facts import GpuFacts
 from gpuschedd.gpu.holdings import Holdings
 from gpuschedd.gpu.simulated.source import UUID_PREFIX as SIMULATED_PREFIX
-from gpuschedd.gpu.source import GpuInfo, Sample, display_order, select_gpus, unknown_names
+from gpuschedd.gpu.source import (
+    UNOPENED_PREFIX,
+    GpuInfo,
+    Sample,
+    display_order,
+    parent_index,
+    select_gpus,
+    unknown_names,
+)
 from gpuschedd.jobs.batch import Batch
 from gpuschedd.jobs.controller import Controller
 from gpuschedd.store.records import GpuRow
@@ -22,8 +30,9 @@ LOST_AFTER_S = 60.0  # of a GPU that the driver no longer lists
 class HostInventory:
     """Every GPU seen in this run, those that are gone included."""
 
-    def __init__(self, controller: Controller) -> None:
+    def __init__(self, controller: Controller, *, is_simulated: bool) -> None:
         self._controller = controller
+        self._is_simulated = is_simulated
         self.info: dict[GpuUuid, GpuInfo] = {}
         self.misnamed: str | None = None  # why none of the host's GPUs is ours
         self._missing_since_s: dict[GpuUuid, float] = {}
@@ -41,6 +50,7 @@ class HostInventory:
 
     def narrow(self, sample: Sample, held: Holdings) -> Sample:
         """The sample of our GPUs alone, with those that are missing still in its inventory."""
+        sample = self._with_names(sample)
         wanted = select_gpus(sample.inventory, self._controller.state.config.gpus)
         wanted += self._left_out_but_held(sample.inventory, wanted, held)
         uuids = {info.uuid for info in wanted}
@@ -49,13 +59,56 @@ class HostInventory:
         now_s = boottime_s()
         for reading in readings:
             self._missing_since_s.pop(reading.uuid, None)
-        self.info |= {info.uuid: info for info in wanted}
+        self.info |= self._on_record() | {info.uuid: info for info in wanted}
         for uuid in self.info.keys() - {reading.uuid for reading in readings}:
             self._missing_since_s.setdefault(uuid, now_s)
         gone = [info for uuid, info in self.info.items() if uuid not in uuids]
         gone = [info for info in gone if not self._is_replaced(info, wanted, held)]
+        taken = {info.index for info in wanted}
+        gone = [replace(info, index_is_past=info.index in taken) for info in gone]
         shown = tuple(sorted((*wanted, *gone), key=display_order))
         return replace(sample, inventory=shown)
+
+    def _with_names(self, sample: Sample) -> Sample:
+        """GPUs that could not be opened are those on record that had their indices."""
+        present = {info.uuid for info in sample.inventory}
+        names = {}
+        for info in sample.inventory:
+            if not info.uuid.startswith(UNOPENED_PREFIX):
+                continue
+            rows = [
+                row
+                for row in self._controller.state.gpu_rows.values()
+                if row.gpu_index == info.index
+                and row.uuid not in present
+                and not row.uuid.startswith((UNOPENED_PREFIX, SIMULATED_PREFIX))
+            ]
+            if len(rows) == 1:
+                names[info.uuid] = _info_of(rows[0])
+        if not names:
+            return sample
+        return replace(
+            sample,
+            inventory=tuple(names.get(info.uuid, info) for info in sample.inventory),
+            readings=tuple(
+                replace(r, uuid=names[r.uuid].uuid) if r.uuid in names else r
+                for r in sample.readings
+            ),
+        )
+
+    def _on_record(self) -> dict[GpuUuid, GpuInfo]:
+        """GPUs of earlier runs that nobody has taken apart since: where are they?"""
+        state = self._controller.state
+        known = {info.index for info in self.info.values()}
+        rows = [] if self._is_simulated else state.gpu_rows.values()
+        found = [
+            _info_of(row)
+            for row in rows
+            if row.uuid not in self.info
+            and not row.uuid.startswith((UNOPENED_PREFIX, SIMULATED_PREFIX))
+            and not (row.gpu_index >= 100 and parent_index(row.gpu_index) in known)
+        ]
+        return {info.uuid: info for info in select_gpus(found, state.config.gpus)}
 
     def _left_out_but_held(
         self, inventory: Iterable[GpuInfo], wanted: Iterable[GpuInfo], held: Holdings
@@ -78,6 +131,10 @@ class HostInventory:
         present = {gpu.uuid for gpu in wanted}
         parents = {gpu.parent_uuid for gpu in wanted}
         replaced = info.uuid in parents or info.parent_uuid in present | parents - {None}
+        if info.index >= 100 and info.parent_uuid is None:  # a slice on record
+            indices = {display_order(gpu)[0] for gpu in wanted}
+            replaced = parent_index(info.index) in indices
+        replaced = replaced or info.uuid.startswith(UNOPENED_PREFIX)
         holds = info.uuid in held
         if replaced and not holds:
             self.info.pop(info.uuid, None)
@@ -136,6 +193,18 @@ class HostInventory:
                 new.append(row)
         if new:
             self._controller.post(lambda batch: _keep_rows(batch, new, facts.gpus))
+
+
+def _info_of(row: GpuRow) -> GpuInfo:
+    """What the record says of a GPU."""
+    return GpuInfo(
+        uuid=row.uuid,
+        index=row.gpu_index,
+        minor=row.minor,
+        model=row.model,
+        total_bytes=row.total_bytes,
+        reserved_bytes=row.reserved_bytes,
+    )
 
 
 def _identity(row: GpuRow) -> tuple[object, ...]:

@@ -23,6 +23,7 @@ from gpuschedd.gpu.holdings import holdings_of
 from gpuschedd.gpu.inventory import HostInventory
 from gpuschedd.gpu.job_use import JobUse
 from gpuschedd.gpu.service_state import GpuConditions
+from gpuschedd.gpu.simulated.source import UUID_PREFIX as SIMULATED_PREFIX
 from gpuschedd.gpu.source import (
     DriverAccounts,
     GpuInfo,
@@ -46,6 +47,7 @@ COST_SHARE = 0.05  # of the time, at most, in the driver
 INTERVAL_FACTOR_MAX = 16
 PREFLIGHT_AGE_S = 1.0  # the sample that a launch is checked by is no older
 EVIDENCE_DEADLINE_S = 2.0  # a job's end waits no longer for the driver's figures
+SAY_AGAIN_S = 3600.0  # that there are still none
 REOPEN_DEADLINE_S = 30.0  # the answer to `resume` waits so long for the driver
 
 
@@ -76,7 +78,7 @@ class GpuMonitor:
             attribution.describe,
             desktop_uid,
         )
-        self._inventory = HostInventory(controller)
+        self._inventory = HostInventory(controller, is_simulated=source.is_simulated)
         self._health = HealthWatch(health_rules, controller, same_boot=same_boot)
         self._use = JobUse(controller)
         self._facts: GpuFacts | None = None
@@ -85,9 +87,11 @@ class GpuMonitor:
         self._sample: Sample | None = None
         self._factor = 1
         self._looking: asyncio.Task[bool] | None = None
+        self._said_s = 0.0  # boot time, that the GPUs are down
         self._warned: frozenset[str] = frozenset()
         self._reopens = False  # until the first sample after a release
         self.released: str | None = None  # why the driver is released
+        self.no_driver: str | None = None  # why none could ever answer, as things are installed
         self.problem: str | None = None
         self.first_sweep = asyncio.Event()
 
@@ -109,6 +113,12 @@ class GpuMonitor:
         if self._sample is None:
             return None
         return max(0.0, boottime_s() - self._sample.taken_boottime_s)
+
+    @property
+    def had_gpus(self) -> bool:
+        """Whether the host has GPUs on record: its driver is away for a while, not for good."""
+        uuids = self._controller.state.gpu_rows
+        return any(not uuid.startswith(SIMULATED_PREFIX) for uuid in uuids)
 
     @property
     def memory_problems(self) -> tuple[str, ...]:
@@ -279,6 +289,7 @@ class GpuMonitor:
         try:
             sample = await self._source.sample(self._request())
         except GpuSourceDown as down:
+            self.no_driver = str(down) if down.is_absent else None
             self._note_down(str(down))
             return False
         except Exception as error:
@@ -290,7 +301,7 @@ class GpuMonitor:
             return False
         if self.released is not None:
             return True
-        problem, self.problem = self.problem, None
+        problem, self.problem, self.no_driver = self.problem, None, None
         try:
             await self._judge(sample, began_s)
         except Exception as error:
@@ -330,8 +341,9 @@ class GpuMonitor:
         )
 
     def _note_down(self, text: str) -> None:
-        if self.problem != text:
+        if self.problem != text or boottime_s() - self._said_s >= SAY_AGAIN_S:
             log.warning("gpus_down error=%s", text)
+            self._said_s = boottime_s()
         self.problem = text
         self._derive()
 

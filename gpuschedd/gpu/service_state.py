@@ -90,4 +90,5 @@ def identity_of(info: GpuInfo, reading: GpuReading | None) -> Gpu:
         island=info.island,
         links=info.links,
         is_slice=info.parent_uuid is not None,
+        index_is_past=info.index_is_past,
     )

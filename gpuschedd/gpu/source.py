@@ -16,9 +16,18 @@ from gpusched_client.terms import GpuUuid
 #: of a reset, or without a memory figure for good.
 Fault = Literal["lost", "unread", "reset", "unsupported"]
 
+UNOPENED_PREFIX = "unopened-"
+
 
 class GpuSourceDown(Exception):
-    """No GPU facts can be had now; the text says why and what helps."""
+    """No GPU facts can be had now; the text says why and what helps.
+
+    `is_absent`: nothing on this host could ever give any, as it is installed now.
+    """
+
+    def __init__(self, text: str, *, is_absent: bool = False) -> None:
+        super().__init__(text)
+        self.is_absent = is_absent
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +55,7 @@ class GpuInfo:
     numa: int | None = None
     integrated: bool = False
     coherent: bool = False
+    index_is_past: bool = False  # it is missing, and another GPU has its index now
     ordinal: int | None = None  # by which programs count it, while that is certain
     blocked: str | None = None  # why nothing may be placed here, e.g. compute mode prohibited
     device_nodes: tuple[str, ...] = ()  # what a device filter must let through for it
@@ -278,6 +288,11 @@ def _is_named(gpu: GpuInfo, name: int | str) -> bool:
     if gpu.index == name or str(gpu.index) == name:
         return True
     return isinstance(name, str) and len(name) >= 8 and gpu.uuid.startswith(name)
+
+
+def unopened(index: int) -> GpuUuid:
+    """In the place of the UUID of a GPU that the driver counts and does not open."""
+    return GpuUuid(f"{UNOPENED_PREFIX}{index}")
 
 
 class UsedGpu:

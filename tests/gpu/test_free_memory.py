@@ -257,7 +257,7 @@ def of_alice(job_id: int, size: int) -> Holding:
 
 
 def test_own_memory_is_not_counted_twice_where_no_process_is_listed(judge: Judge) -> None:
-    """Up to what the jobs hold it is theirs; what is beyond that, or was there before, is foreign."""
+    """Up to what the jobs hold it is theirs; what is beyond that, or came before, is foreign."""
     judge.gpu(sample(GIB))
     holdings = {UUID: [of_alice(1, 5 * GIB), of_alice(2, 5 * GIB)]}
     both = judge.facts(sample(10 * GIB), holdings=holdings)

@@ -22,6 +22,7 @@ from tests.support.daemon import DaemonProcess, until
 from tests.support.fake_nvml.driver import (
     DRIVER_NOT_LOADED,
     GIB,
+    GPU_IS_LOST,
     LIB_RM_MISMATCH,
     MIB,
     UNKNOWN,
@@ -33,6 +34,14 @@ from tests.support.fake_nvml.driver import (
 CLAIM = str(Path(__file__).parents[1] / "support/fake_nvml/claim.py")
 Start = Callable[..., DaemonProcess]
 ALONE = ("--set", "sharing.margin=0", "--set", "sharing.max_jobs_per_gpu=1000")
+QUICK_TO_LOOK = """
+import sys
+from gpuschedd.gpu.nvidia import source
+source.ABSENT_RETRY_S = 0.2
+sys.argv = sys.argv[3:]  # what was asked: python -m gpuschedd.main ..
+from gpuschedd.cli import cli
+cli()
+"""
 QUICK = ("--set", "nvml.health_interval=0.2")
 
 
@@ -74,7 +83,7 @@ def until_reason(client: Client, job_id: int, *words: str) -> str:
     return until(look, f"job {job_id} waits, with the words {words}")
 
 
-def gpus_by_index(client: Client) -> dict[int, str]:
+def gpus_by_index(client: Client) -> dict[int | None, str]:
     return {gpu.index: gpu.state for gpu in client.gpus()}
 
 
@@ -377,20 +386,50 @@ def test_jobs_get_their_gpus_by_every_name(driver: FakeDriver, daemon_over: Star
 # --- a driver in trouble ------------------------------------------------------------------------
 
 
-def test_without_a_driver_the_daemon_serves_and_says_what_helps(
+def test_without_a_driver_library_the_daemon_ends_and_says_what_helps(tmp_path: Path) -> None:
+    """With status 78: no restart helps. It never had a GPU."""
+    nowhere = {"LD_LIBRARY_PATH": "/nonexistent"}
+    daemon = DaemonProcess(tmp_path, environment=nowhere)
+    daemon.options = []
+    assert daemon.spawn().wait(60) == 78
+    assert "gpuschedd --simulate 4x24G" in daemon.log.read_text()
+    assert not daemon.socket.exists()
+
+
+def test_a_driver_library_that_is_away_for_a_while_ends_no_daemon_that_had_gpus(
     driver: FakeDriver, daemon_over: Start
 ) -> None:
-    """And works as soon as there is one."""
-    driver.library = Path("/nonexistent/libnvidia-ml.so.1")
+    """An upgrade of the driver: jobs wait, and are told; the GPUs of before are shown."""
     daemon = daemon_over(driver)
+    daemon.stop()
+    daemon.environment |= {"LD_LIBRARY_PATH": "/nonexistent"}
+    daemon.start()
     with daemon.client() as client:
-        shown = daemon.run("gq", "--gpus")
-        assert shown.returncode == 0
-        assert "gpuschedd --simulate 4x24G" in shown.stderr
         job = client.submit(["true"], output="/dev/null")
-        assert until_reason(client, job.id, "--simulate").startswith("NoGpus")
+        until_reason(client, job.id, "--simulate")
+        assert gpus_by_index(client) == {0: "unread"}
         cpu_only = client.submit(["true"], gpus=0, output="/dev/null")
         assert client.wait(cpu_only.id, timeout_s=30).state is JobState.COMPLETED
+
+
+def test_a_driver_that_finds_no_gpu_is_asked_again_and_again(
+    driver: FakeDriver, daemon_over: Start
+) -> None:
+    """Jobs without GPUs run meanwhile; in a container /proc has nothing to go by. Said once."""
+    kept = driver.gpus.pop(0)
+    driver.write()
+    daemon = daemon_over(driver, wrapper=[sys.executable, "-c", QUICK_TO_LOOK])
+    with daemon.client() as client:
+        job = client.submit(["true"], output="/dev/null")
+        until_reason(client, job.id, "finds no GPU here")
+        cpu_only = client.submit(["true"], gpus=0, output="/dev/null")
+        assert client.wait(cpu_only.id, timeout_s=30).state is JobState.COMPLETED
+        before = driver.calls()
+        until(lambda: driver.calls() > before + 10, "it was asked a few times more")
+        assert daemon.log.read_text().count("finds no GPU here") == 1
+        driver.gpus[0] = kept
+        driver.write()
+        assert client.wait(job.id, timeout_s=30).state is JobState.COMPLETED
 
 
 def test_a_mismatch_after_a_restart_loses_no_job(
@@ -680,3 +719,74 @@ def test_a_gpu_that_the_configuration_drops_is_neither_missing_nor_lost(
         (daemon.place / "config.toml").write_text("")
         assert daemon.run("gctl", "reload").returncode == 0
         until(lambda: gpus_by_index(client) == {0: "ok", 1: "ok"}, "it is back")
+
+
+# --- GPUs that the driver does not open ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", [UNKNOWN, GPU_IS_LOST])
+def test_a_gpu_that_cannot_be_opened_at_the_start_is_shown_with_the_reason(
+    driver: FakeDriver, daemon_over: Start, code: int
+) -> None:
+    """One that was never seen, too: status is a problem, and it can be drained."""
+    another(driver)
+    driver.add(f"error nvmlDeviceGetHandleByIndex_v2 1 {code}")
+    daemon = daemon_over(driver)
+    with daemon.client() as client:
+        gpu = next(gpu for gpu in client.gpus() if gpu.index == 1)
+        assert gpu.state == ("lost" if code == GPU_IS_LOST else "unread")
+        assert "it cannot be opened" in (gpu.reason or "")
+        status = daemon.run("gctl", "status")
+        assert status.returncode == 1
+        assert "GPU 1 is" in status.stdout
+        assert daemon.run("gctl", "drain", "1", "--reason", "sent back").returncode == 0
+        assert gpus_by_index(client) == {0: "ok", 1: "drained"}
+        assert daemon.run("gctl", "status").returncode == 0
+
+
+def test_a_gpu_on_record_that_the_start_did_not_bring_is_shown_with_its_job(
+    driver: FakeDriver, daemon_over: Start
+) -> None:
+    """By its own name, with the job that holds it; another's index is not its any more."""
+    another(driver)
+    another(driver, 2)
+    daemon = daemon_over(driver)
+    with daemon.client() as client:
+        ids = [client.submit(["sleep", "60"], output="/dev/null").id for _ in range(2)]
+        until(lambda: all(is_running(client, job_id) for job_id in ids), "they run on GPUs 0 and 1")
+    daemon.kill()
+    last = driver.gpus.pop(2)
+    driver.gpus[1] = last
+    driver.write()
+    daemon.start()
+    with daemon.client() as client:
+        found = {gpu.uuid: gpu for gpu in client.gpus()}
+        assert found[uuid_of(2)].index == 1
+        missing = found[uuid_of(1)]
+        assert (missing.index, missing.state, missing.jobs) == (None, "unread", (ids[1],))
+        assert "GPU 1 (was) is unread" in daemon.run("gctl", "status").stdout
+        assert daemon.run("gctl", "drain", "1", "--reason", "fan").returncode == 0
+        assert {gpu.uuid: gpu.state for gpu in client.gpus()}[uuid_of(2)] == "drained"
+        assert daemon.run("gctl", "drain", uuid_of(1), "--reason", "removed").returncode == 0
+    driver.gpus = {0: driver.gpus[0], 1: {**last, "uuid": uuid_of(1)}, 2: last}
+    driver.write()
+    _kill_nvml_child(daemon)
+    with daemon.client() as client:
+        until(lambda: [gpu.index for gpu in client.gpus()] == [0, 1, 2], "all have their indices")
+
+
+def test_a_job_on_a_gpu_that_cannot_be_opened_any_more_is_shown_there(
+    driver: FakeDriver, daemon_over: Start
+) -> None:
+    """The index that was left out is that of the GPU on record."""
+    another(driver)
+    daemon = daemon_over(driver)
+    daemon.stop()
+    driver.add(f"error nvmlDeviceGetHandleByIndex_v2 1 {UNKNOWN}")
+    daemon.start()
+    with daemon.client() as client:
+        assert [(gpu.index, gpu.uuid) for gpu in client.gpus()] == [
+            (0, uuid_of(0)),
+            (1, uuid_of(1)),
+        ]
+        assert gpus_by_index(client) == {0: "ok", 1: "unread"}

@@ -99,14 +99,14 @@ def _gpu_named(call: Call, name: str) -> GpuUuid:
     found = [
         gpu.uuid
         for gpu in gpus
-        if name in (str(gpu.index), gpu.uuid) or (len(name) >= 8 and gpu.uuid.startswith(name))
+        if name in (gpu.label, gpu.uuid) or (len(name) >= 8 and gpu.uuid.startswith(name))
     ]
     parts = [gpu.index for gpu in gpus if gpu.is_slice]
     slices = [str(index) for index in parts if str(parent_index(index)) == name]
     if slices and not found:
         raise NotFound(f"GPU {name} is in MIG mode; name its slices: {', '.join(slices)}")
     if len(found) != 1:
-        known = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in gpus[:16]) or "none"
+        known = ", ".join(f"{gpu.label} ({gpu.uuid})" for gpu in gpus[:16]) or "none"
         matching = f"{len(found)} GPUs are" if found else "no GPU is"
         raise NotFound(f"{matching} named {name!r}; known: {known}")
     return found[0]

@@ -27,6 +27,7 @@ from gpuschedd.gpu.nvidia.child_process import (
 )
 from gpuschedd.gpu.nvidia.circuit_breaker import CircuitBreakers, PartBreakers
 from gpuschedd.gpu.nvidia.counting import numbered
+from gpuschedd.gpu.nvidia.library import LIBRARY_NOT_FOUND
 from gpuschedd.gpu.nvidia.replies import Readings, info_of, silent_reading
 from gpuschedd.gpu.source import (
     DriverAccounts,
@@ -38,13 +39,14 @@ from gpuschedd.gpu.source import (
     Sample,
     SampleRequest,
     display_order,
+    unopened,
 )
 from gpuschedd.system.clock import boottime_s, wall_s, wall_text
 
 log = logging.getLogger(__name__)
 
 BACKOFF_MIN_S, BACKOFF_MAX_S = 1.0, 60.0
-ABSENT_RETRY_S = 30.0  # no driver: it may be installed or loaded later
+ABSENT_RETRY_S = 30.0  # no driver, or no GPU: it may be there later
 INIT_EVERY_S = 5.0  # at most one start of the driver in this time
 DEATH_S = 1.0  # a killed child that lives longer hangs in the kernel
 REAP_AGAIN_S = 0.1  # for another look at such a one
@@ -92,6 +94,7 @@ class NvmlGpus:
         self._opened_s = -INIT_EVERY_S
         self._down_since_s: float | None = None
         self._down_text = ""
+        self._is_absent = False  # the library is not installed
         self.driver = ""
 
     # --- GpuSource ----------------------------------------------------------------------------
@@ -183,7 +186,7 @@ class NvmlGpus:
         if self._unkillable is not None:
             await self._reap_unkillable()
         if now_s < self._not_before_s:
-            raise GpuSourceDown(self._down_text)
+            raise GpuSourceDown(self._down_text, is_absent=self._is_absent)
         wait_s = self._opened_s + INIT_EVERY_S - now_s
         if wait_s > 0 and self._failures == 0:
             await asyncio.sleep(wait_s)
@@ -217,12 +220,17 @@ class NvmlGpus:
         if "down" in reply:
             await self._end_child()
             self._hold_off(reply["down"], ABSENT_RETRY_S)
-            raise GpuSourceDown(reply["down"])
+            self._is_absent = reply["code"] == LIBRARY_NOT_FOUND
+            raise GpuSourceDown(self._down_text, is_absent=self._is_absent)
+        self._is_absent = False
         self.driver, self._count = reply["driver"], reply["count"]
         self._parts.answered(["topology"])
         opened = tuple(info_of(entry) for entry in reply["inventory"])
         await self._take_numbers(opened, skipped, reply["left_out"])
-        kept = tuple(g for g in self._inventory if g.uuid in self._left_out | self._shut.keys())
+        shut = self._shut.keys()
+        kept = tuple(g for g in self._inventory if g.uuid in self._left_out | shut)
+        missing = shut - {gpu.uuid for gpu in kept}
+        kept += tuple(_unopened_info(i) for i in range(self._count) if unopened(i) in missing)
         self._inventory = tuple(sorted((*opened, *kept), key=display_order))
         strange = [i for i in sorted(skipped) if i not in self._known]
         hangs = [f"GPU {i} is left out, it hangs the driver at the start" for i in strange]
@@ -269,7 +277,8 @@ class NvmlGpus:
         """What to say of the GPUs that were there and could not be opened this time."""
         found = {}
         for entry in entries:
-            for uuid in self._known.get(entry["index"], frozenset()) - opened:
+            index = entry["index"]
+            for uuid in self._known.get(index, frozenset({unopened(index)})) - opened:
                 text = f"it cannot be opened; the driver says: {entry['reason']}"
                 found[uuid] = GpuReading(uuid, None, None, fault=entry["fault"], reason=text)
         return found
@@ -411,3 +420,8 @@ class NvmlGpus:
             cost_s=reply["cost_s"],
             calls=reply["calls"],
         )
+
+
+def _unopened_info(index: int) -> GpuInfo:
+    """All that is known of a GPU that was never opened."""
+    return GpuInfo(unopened(index), index, None, "unknown", None)
