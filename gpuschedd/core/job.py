@@ -284,7 +284,7 @@ def _never_ran(job: Job, event: NeverRan) -> Job:
         launch_failures=job.launch_failures + 1 if event.failed_launch else job.launch_failures,
         not_before_sched_s=event.not_before_sched_s,
         hold=event.hold or job.hold,
-        hold_detail=event.detail if event.hold else job.hold_detail,
+        hold_detail=event.detail or job.hold_detail,
         environment=event.environment,
     )
 

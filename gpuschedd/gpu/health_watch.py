@@ -9,7 +9,16 @@ from functools import partial
 from gpusched_client.terms import EventKind, GpuUuid
 from gpuschedd.core.job import Job
 from gpuschedd.gpu.health import HealthBook, HealthChange
-from gpuschedd.gpu.source import GpuEvent, GpuInfo, GpuReading, HealthRules, Illness, Sample
+from gpuschedd.gpu.source import (
+    GpuEvent,
+    GpuInfo,
+    GpuModes,
+    GpuReading,
+    HealthChecks,
+    HealthRules,
+    Illness,
+    Sample,
+)
 from gpuschedd.jobs.batch import Batch
 from gpuschedd.jobs.controller import Controller
 from gpuschedd.system.clock import boottime_s
@@ -45,6 +54,7 @@ class HealthWatch:
         self._checked_s = 0.0
         self._wants_checks = False
         self._checks: dict[GpuUuid, GpuReading] = {}
+        self._modes: dict[GpuUuid, GpuModes] = {}  # looked at since
         self._faults: list[GpuFault] = []
 
     def reconfigure(self) -> None:
@@ -61,6 +71,10 @@ class HealthWatch:
         if self._book.is_anyone_ill:
             every_s = min(every_s, SICK_CHECK_S)
         return self._wants_checks or boottime_s() - self._checked_s >= every_s
+
+    def check_soon(self) -> None:
+        """People had the driver to themselves: the next sample asks for the checks."""
+        self._wants_checks = True
 
     def sick(self, info: Mapping[GpuUuid, GpuInfo]) -> dict[GpuUuid, str]:
         """Why each of these GPUs takes no new jobs."""
@@ -89,9 +103,17 @@ class HealthWatch:
     def _with_checks(self, reading: GpuReading) -> GpuReading:
         if reading.checks is not None:
             self._checks[reading.uuid] = reading
+            self._modes.pop(reading.uuid, None)
             return reading
-        last = self._checks.get(reading.uuid)
-        return reading if last is None else replace(reading, checks=last.checks)
+        if reading.modes is not None:
+            self._modes[reading.uuid] = reading.modes
+        last, modes = self._checks.get(reading.uuid), self._modes.get(reading.uuid)
+        checks = last.checks if last is not None else None
+        if modes is not None:  # newer
+            checks = replace(
+                checks or HealthChecks(), compute_mode=modes.compute_mode, drained=modes.drained
+            )
+        return replace(reading, checks=checks)
 
     def take(self, sample: Sample, info: Mapping[GpuUuid, GpuInfo]) -> None:
         """Judge a sample of `with_checks`, and record what it changes."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
@@ -45,7 +46,7 @@ RETRY_S = 1.0  # after a failed sweep; the source has a back-off of its own
 STALE_AFTER_S = 15.0  # without a sample: nothing new is placed
 COST_SHARE = 0.05  # of the time, at most, in the driver
 INTERVAL_FACTOR_MAX = 16
-PREFLIGHT_AGE_S = 1.0  # the sample that a launch is checked by is no older
+PREFLIGHT_AGE_S = 0.1  # the look that a launch is checked by began no earlier before it
 EVIDENCE_DEADLINE_S = 2.0  # a job's end waits no longer for the driver's figures
 SAY_AGAIN_S = 3600.0  # that there are still none
 REOPEN_DEADLINE_S = 30.0  # the answer to `resume` waits so long for the driver
@@ -87,6 +88,8 @@ class GpuMonitor:
         self._sample: Sample | None = None
         self._factor = 1
         self._looking: asyncio.Task[bool] | None = None
+        self._launching: frozenset[GpuUuid] = frozenset()  # to be looked at before a launch
+        self._looked_s: dict[GpuUuid, float] = {}  # boot time of the last such look
         self._said_s = 0.0  # boot time, that the GPUs are down
         self._warned: frozenset[str] = frozenset()
         self._reopens = False  # until the first sample after a release
@@ -187,24 +190,33 @@ class GpuMonitor:
         if self.released is None:
             return
         self.released, self._reopens = None, True
+        self._health.check_soon()
         looking = asyncio.ensure_future(self._sweep())
         await asyncio.wait({looking}, timeout=REOPEN_DEADLINE_S)
         self._poke.set()
 
     async def preflight(self, job: Job) -> str | None:
         """Why a placed job no longer fits; a driver that is down for a moment stops none."""
-        if not await self._look() and self._unread_text() is not None:
+        uuids = frozenset(grant.uuid for grant in job.grants)
+        if not await self._look_at(uuids) and self._unread_text() is not None:
             return f"the GPUs cannot be looked at: {self.problem}"
         return self._misfit(job)
 
-    async def _look(self) -> bool:
-        """A sample that is at most a second old; False where the driver gives none."""
-        age_s = self.sample_age_s
-        if age_s is not None and age_s <= PREFLIGHT_AGE_S:
-            return True
-        if self._looking is None or self._looking.done():
-            self._looking = asyncio.ensure_future(self._sweep())
-        return await asyncio.shield(self._looking)
+    async def _look_at(self, uuids: frozenset[GpuUuid]) -> bool:
+        """A look at these, processes and modes, of this moment; False where there is none.
+
+        Launches of one moment share it. One that is under way began before it was asked for.
+        """
+        since_s = boottime_s() - PREFLIGHT_AGE_S
+        self._launching |= uuids
+        while any(self._looked_s.get(uuid, -math.inf) < since_s for uuid in uuids):
+            if self._looking is None or self._looking.done():
+                self._looking = asyncio.ensure_future(self._sweep())
+            if not await asyncio.shield(self._looking):
+                return False
+            if self.released is not None:
+                return True
+        return True
 
     def _misfit(self, job: Job) -> str | None:
         gpus = {gpu.uuid: gpu for gpu in self._controller.state.gpus}
@@ -286,8 +298,9 @@ class GpuMonitor:
     async def _sweep(self) -> bool:
         """One sample; False when it failed."""
         began_s = boottime_s()
+        request = self._request()
         try:
-            sample = await self._source.sample(self._request())
+            sample = await self._source.sample(request)
         except GpuSourceDown as down:
             self.no_driver = str(down) if down.is_absent else None
             self._note_down(str(down))
@@ -312,6 +325,8 @@ class GpuMonitor:
             self.problem = problem
             self._note_down(text)
             return False
+        self._launching -= request.launch_uuids
+        self._looked_s |= dict.fromkeys(request.launch_uuids, sample.taken_boottime_s)
         if problem is not None:
             log.info("gpus_back")
         return True
@@ -337,6 +352,7 @@ class GpuMonitor:
         return SampleRequest(
             busy_uuids=frozenset(holdings_of(self._controller.state)),
             fresh_uuids=self._free.stale_since(sample_s),
+            launch_uuids=self._launching,
             health=self._health.is_check_due(config.nvml.health_interval_s),
         )
 

@@ -93,6 +93,14 @@ class HealthChecks:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuModes:
+    """Whom the driver lets onto a GPU, looked at before a launch. None: it does not say."""
+
+    compute_mode: int | None = None
+    drained: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class GpuReading:
     """One GPU in one sweep.
 
@@ -110,6 +118,7 @@ class GpuReading:
     fault: Fault | None = None
     reason: str | None = None  # of the fault, or why a figure is None
     checks: HealthChecks | None = None  # None: not asked in this sweep
+    modes: GpuModes | None = None  # None: not asked in this sweep
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +149,7 @@ class SampleRequest:
 
     busy_uuids: frozenset[GpuUuid] = field(default_factory=frozenset)  # our jobs are there
     fresh_uuids: frozenset[GpuUuid] = field(default_factory=frozenset)  # list processes, now
+    launch_uuids: frozenset[GpuUuid] = field(default_factory=frozenset)  # the same, and modes
     health: bool = False  # ask for the health checks, now
 
 
@@ -262,8 +272,7 @@ def select_gpus(inventory: Iterable[GpuInfo], wanted: tuple[int | str, ...]) -> 
     gpus = tuple(inventory)
     if not wanted:
         return gpus
-    chosen = {gpu.uuid for gpu in gpus if any(_is_named(gpu, name) for name in wanted)}
-    return tuple(gpu for gpu in gpus if gpu.uuid in chosen or gpu.parent_uuid in chosen)
+    return tuple(gpu for gpu in gpus if any(_is_named(gpu, name) for name in wanted))
 
 
 def display_order(gpu: GpuInfo) -> tuple[int, int]:
@@ -285,9 +294,11 @@ def unknown_names(inventory: Iterable[GpuInfo], wanted: tuple[int | str, ...]) -
 
 
 def _is_named(gpu: GpuInfo, name: int | str) -> bool:
-    if gpu.index == name or str(gpu.index) == name:
+    index = display_order(gpu)[0]  # of a slice: its GPU's
+    if str(name) in (str(gpu.index), str(index)):
         return True
-    return isinstance(name, str) and len(name) >= 8 and gpu.uuid.startswith(name)
+    uuids = (gpu.uuid, gpu.parent_uuid or "")
+    return isinstance(name, str) and len(name) >= 8 and any(u.startswith(name) for u in uuids)
 
 
 def unopened(index: int) -> GpuUuid:

@@ -89,6 +89,9 @@ class HoldGate(Gate):
                 return Reason(PendingReason.HELD, "held by an admin")
 
 
+_GPUS_BEGIN = ("GPU ", "the GPUs ")
+
+
 class BackoffGate(Gate):
     """Waits before the next launch, after one that failed or that the host could not make."""
 
@@ -96,11 +99,15 @@ class BackoffGate(Gate):
         if job.not_before_sched_s is None or job.not_before_sched_s <= now_s:
             return None
         wait_s = job.not_before_sched_s - now_s
+        what, why = "the host could not start it", job.hold_detail
+        if job.launch_failures:
+            what = f"launch failed {job.launch_failures} time(s)"
+        elif why is not None and why.startswith(_GPUS_BEGIN):
+            what, why = why, None  # the last look's words say it all
+        told = f"{what}: {why}" if why else what
         return Reason(
             PendingReason.LAUNCH_BACKOFF,
-            f"launch failed {job.launch_failures} time(s); next try in {wait_s:.0f} s"
-            if job.launch_failures
-            else f"the host could not start it; next try in {wait_s:.0f} s",
+            f"{told}; next try in {wait_s:.0f} s",
             {"failures": job.launch_failures, "wait_s": wait_s},
         )
 

@@ -50,7 +50,7 @@ class LaunchGpus(Protocol):
         """A job was placed."""
 
     async def preflight(self, job: Job) -> str | None:
-        """Why a placed job no longer fits, by a sample that is at most a second old."""
+        """Why a placed job no longer fits, by a look of this moment."""
 
     async def evidence(self, job: Job, *, failed: bool, main_pid: int | None) -> Evidence:
         """What the GPUs tell of an attempt that is over."""

@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -183,20 +182,59 @@ def test_a_job_above_its_declaration_is_warned_about_and_holds_its_peak(
     assert "under-declared: raise --vram to 6.2 GiB" in shown
 
 
+FAR_APART = ("--set", "gpu_sample_interval=3600.0", "--set", "nvml.health_interval=3600.0")
+
+
 def test_a_last_look_keeps_a_job_from_a_gpu_that_was_just_taken(
     driver: FakeDriver, daemon_over: Start
 ) -> None:
-    """With sweeps far apart, foreign use is still seen within a second before the launch."""
-    daemon = daemon_over(driver, "--set", "gpu_sample_interval=3600.0")
+    """With sweeps far apart, foreign use is seen that came just before; who it is, is told."""
+    daemon = daemon_over(driver, *FAR_APART)
+    with daemon.client() as client, stranger(0, 40 * 1024) as other:
+        job = client.submit(["true"], output="/dev/null")
+        text = until_reason(client, job.id, f"GPU 0 is in use: pid {other.pid} of", "40 GiB")
+        assert text.startswith("LaunchBackoff: GPU 0 is in use")
+        assert "next try in" in text
+        assert client.job(job.id).state is JobState.PENDING
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"compute_mode": 2}, "its compute mode is prohibited"),
+        ({"drained": 1}, "the driver drains it"),
+    ],
+)
+def test_a_last_look_asks_whom_the_driver_lets_onto_the_gpu(
+    driver: FakeDriver, daemon_over: Start, values: dict[str, int], words: str
+) -> None:
+    """Between two health checks a job would be placed, and fail."""
+    daemon = daemon_over(driver, *FAR_APART)
     with daemon.client() as client:
-        began_s = time.monotonic()
-        until(lambda: time.monotonic() > began_s + 1.1, "the first sample is too old to launch by")
-        with stranger(0, 40 * 1024):
-            job = client.submit(["true"], output="/dev/null")
-            until(lambda: "job_requeued" in kinds(client.job(job.id)), "it was not launched")
-            text = " ".join(event.text for event in client.job(job.id).events or ())
-            assert "GPU 0 is in use: pid" in text
-            assert client.job(job.id).state is JobState.PENDING
+        driver.gpu(0, **values)
+        job = client.submit(["true"], output="/dev/null")
+        until_reason(client, job.id, words)
+        driver.gpu(0, **dict.fromkeys(values, 0))
+        daemon.run("gctl", "gpus", "release", "--reason", "to have it looked at anew")
+        daemon.run("gctl", "gpus", "resume")
+        assert client.wait(job.id, timeout_s=60).state is JobState.COMPLETED
+
+
+def test_where_one_process_is_allowed_a_stranger_s_keeps_all_jobs_waiting(
+    driver: FakeDriver, daemon_over: Start
+) -> None:
+    """However small: shared jobs and whole ones would fail at once, the whole queue of them."""
+    driver.gpu(0, compute_mode=3)
+    daemon = daemon_over(driver)
+    with daemon.client() as client, stranger(0, 100) as other:
+        until(lambda: (client.gpus()[0].foreign_bytes or 0) > 0, "it is seen")
+        whole = client.submit(["true"], output="/dev/null")
+        shared = client.submit(["true"], vram="1G", output="/dev/null")
+        for job in (whole, shared):
+            until_reason(client, job.id, f"pid {other.pid} of", "allows one process only")
+        other.kill()
+        for job in (whole, shared):
+            assert client.wait(job.id, timeout_s=30).state is JobState.COMPLETED
 
 
 # --- declared against actual --------------------------------------------------------------------

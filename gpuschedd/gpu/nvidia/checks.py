@@ -29,11 +29,17 @@ def checks_of(lib: Library, device: Device) -> dict[str, Any]:
         )
     checks["remap_pending"] = None if pending is None else bool(pending)
     checks["remap_failed"] = None if failed is None else bool(failed)
-    checks["compute_mode"] = lib.ask("nvmlDeviceGetComputeMode", owner.handle)
-    if owner.pci is not None:
-        drained = lib.ask("nvmlDeviceQueryDrainState", owner.pci)
-        checks["drained"] = None if drained is None else bool(drained)
-    return checks
+    return checks | modes_of(lib, device)
+
+
+def modes_of(lib: Library, device: Device) -> dict[str, Any]:
+    """Whom the driver lets onto it."""
+    owner = device.parent or device
+    drained = None if owner.pci is None else lib.ask("nvmlDeviceQueryDrainState", owner.pci)
+    return {
+        "compute_mode": lib.ask("nvmlDeviceGetComputeMode", owner.handle),
+        "drained": None if drained is None else bool(drained),
+    }
 
 
 def _fields(lib: Library, handle: Any) -> dict[int, int]:

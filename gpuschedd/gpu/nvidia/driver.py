@@ -13,7 +13,7 @@ from typing import Any
 
 from gpuschedd.gpu.nvidia import topology
 from gpuschedd.gpu.nvidia.accounts import accounts_of
-from gpuschedd.gpu.nvidia.checks import checks_of
+from gpuschedd.gpu.nvidia.checks import checks_of, modes_of
 from gpuschedd.gpu.nvidia.device import GARBAGE, Device, MemoryReader, Restart
 from gpuschedd.gpu.nvidia.events import Events
 from gpuschedd.gpu.nvidia.identity import Identification
@@ -139,7 +139,8 @@ class Driver:
         now_s = time.monotonic()
         self._restart.reason = None
         busy, fresh = set(request.get("busy", ())), set(request.get("fresh", ()))
-        skip = set(request.get("skip", ()))
+        skip, launch = set(request.get("skip", ())), set(request.get("launch", ()))
+        fresh |= launch
         events = self._events.take()
         health = request.get("health", False) or bool(events)
         readings = []
@@ -151,6 +152,8 @@ class Driver:
             reading = self._read(device, now_s, is_busy, device.uuid in fresh)
             if health and "fault" not in reading:
                 reading["checks"] = checks_of(self._lib, device)
+            if device.uuid in launch and "fault" not in reading:
+                reading["modes"] = modes_of(self._lib, device)
             readings.append(reading)
         self._lib.gpu = -1
         codes = {reading.get("code") for reading in readings}

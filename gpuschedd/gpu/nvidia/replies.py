@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from gpusched_client.terms import GpuUuid
-from gpuschedd.gpu.source import GpuInfo, GpuProcess, GpuReading, HealthChecks
+from gpuschedd.gpu.source import GpuInfo, GpuModes, GpuProcess, GpuReading, HealthChecks
 
 LIST_FAILURES_MAX = 3  # in a row: so long the last list of a GPU's processes stands
 
@@ -35,7 +35,7 @@ class Readings:
             if failures > LIST_FAILURES_MAX:
                 self._lists.pop(uuid, None)
         processes, listed_used = self._lists.get(uuid, (None, None))
-        checks = entry.get("checks")
+        checks, modes = entry.get("checks"), entry.get("modes")
         return GpuReading(
             uuid=uuid,
             used_bytes=entry.get("used"),
@@ -51,6 +51,7 @@ class Readings:
             fault=entry.get("fault"),
             reason=entry.get("reason") or entry.get("list_reason"),
             checks=None if checks is None else HealthChecks(**checks),
+            modes=None if modes is None else GpuModes(**modes),
         )
 
 

@@ -395,6 +395,7 @@ class NvmlGpus:
             "op": "sweep",
             "busy": sorted(want.busy_uuids),
             "fresh": sorted(want.fresh_uuids),
+            "launch": sorted(want.launch_uuids),
             "health": want.health,
             "skip": sorted(self._left_out),
         }
@@ -406,10 +407,9 @@ class NvmlGpus:
             known = self._known.get(index, frozenset())
             readings += [silent_reading(uuid, function) for uuid in sorted(known)]
         for reading in readings:
-            if reading.checks is not None:
-                (self._drained.add if reading.checks.drained else self._drained.discard)(
-                    reading.uuid
-                )
+            told = reading.modes or reading.checks
+            if told is not None:
+                (self._drained.add if told.drained else self._drained.discard)(reading.uuid)
         inventory, difference = numbered(self._inventory, readings, self._drained, self._count)
         return Sample(
             taken_boottime_s=taken_s,

@@ -10,7 +10,7 @@ import pytest
 from gpusched_client.terms import GpuUuid
 from gpuschedd.core.model import GpuState
 from gpuschedd.gpu.nvidia import environment
-from gpuschedd.gpu.source import GpuInfo, GpuSourceDown, select_gpus
+from gpuschedd.gpu.source import GpuInfo, GpuSourceDown, select_gpus, unknown_names
 from tests.support.fake_nvml.driver import (
     GPU_IS_LOST,
     NO_PERMISSION,
@@ -78,6 +78,21 @@ def test_uuids_may_be_shortened_by_people_and_are_written_out_by_us_19() -> None
     assert select_gpus([card, part, other], ("GPU-fa1e0000",)) == (card, part)
     assert select_gpus([card, part, other], ("MIG-1234",)) == (part,)
     assert select_gpus([card, part, other], ("GPU",)) == ()
+
+
+@pytest.mark.parametrize("name", [0, "0", uuid_of(0), "GPU-fa1e0000"])
+def test_a_slice_is_named_by_its_gpu_too(driver: FakeDriver, gpus: Open, name: int | str) -> None:
+    """`gpus = [0]` goes on meaning GPU 0 once it is in MIG mode, and all of its slices."""
+    two(driver)
+    driver.gpu(1, uuid="GPU-0ther000-1111-4222-8333-000000000001")
+    driver.gpu(0, mig=1)
+    for slot in range(4):
+        driver.add(f"mig 0 {slot} MIG-{slot} {slot + 1} 0 {10 * 2**30} NVIDIA Fake MIG 1g.10gb")
+    inventory = gpus().sample().inventory
+    assert [gpu.index for gpu in select_gpus(inventory, (name,))] == [100, 101, 102, 103]
+    assert [gpu.index for gpu in select_gpus(inventory, (101,))] == [101]
+    assert unknown_names(inventory, (name, 1)) == ()
+    assert len(select_gpus(inventory, (name, 1))) == 5
 
 
 def test_visible_devices_are_ours_canonical_and_complete_20() -> None:
