@@ -24,6 +24,7 @@ from gpuschedd.jobs.controller import Controller
 from gpuschedd.store.records import GpuRow
 from gpuschedd.system.clock import boottime_s
 
+NO_GPU_TEXT = "the driver finds no GPU here; it is asked again each half minute"
 LOST_AFTER_S = 60.0  # of a GPU that the driver no longer lists
 
 
@@ -44,13 +45,16 @@ class HostInventory:
         names = unknown_names(sample.inventory, wanted)
         present = ", ".join(str(gpu.index) for gpu in sample.inventory) or "none"
         text = f"gpus names {', '.join(names)}: no such GPU here (there are {present})"
-        self.misnamed = text if names and not select_gpus(sample.inventory, wanted) else None
+        if not sample.inventory and not sample.unopened:
+            text = NO_GPU_TEXT
+        is_none = not select_gpus(sample.inventory, wanted) and (names or text is NO_GPU_TEXT)
+        self.misnamed = text if is_none else None
         self._controller.set_gpu_problem(self.misnamed)
-        return (text,) if names else ()
+        return (text,) if names or is_none else ()
 
     def narrow(self, sample: Sample, held: Holdings) -> Sample:
         """The sample of our GPUs alone, with those that are missing still in its inventory."""
-        sample = self._with_names(sample)
+        sample = self._with_unopened(sample)
         wanted = select_gpus(sample.inventory, self._controller.state.config.gpus)
         wanted += self._left_out_but_held(sample.inventory, wanted, held)
         uuids = {info.uuid for info in wanted}
@@ -69,13 +73,11 @@ class HostInventory:
         shown = tuple(sorted((*wanted, *gone), key=display_order))
         return replace(sample, inventory=shown)
 
-    def _with_names(self, sample: Sample) -> Sample:
+    def _with_unopened(self, sample: Sample) -> Sample:
         """GPUs that could not be opened are those on record that had their indices."""
         present = {info.uuid for info in sample.inventory}
-        names = {}
-        for info in sample.inventory:
-            if not info.uuid.startswith(UNOPENED_PREFIX):
-                continue
+        infos, readings = [*sample.inventory], [*sample.readings]
+        for info, reading in sample.unopened:
             rows = [
                 row
                 for row in self._controller.state.gpu_rows.values()
@@ -83,18 +85,10 @@ class HostInventory:
                 and row.uuid not in present
                 and not row.uuid.startswith((UNOPENED_PREFIX, SIMULATED_PREFIX))
             ]
-            if len(rows) == 1:
-                names[info.uuid] = _info_of(rows[0])
-        if not names:
-            return sample
-        return replace(
-            sample,
-            inventory=tuple(names.get(info.uuid, info) for info in sample.inventory),
-            readings=tuple(
-                replace(r, uuid=names[r.uuid].uuid) if r.uuid in names else r
-                for r in sample.readings
-            ),
-        )
+            known = _info_of(rows[0]) if len(rows) == 1 else info
+            infos.append(known)
+            readings.append(replace(reading, uuid=known.uuid))
+        return replace(sample, inventory=tuple(infos), readings=tuple(readings), unopened=())
 
     def _on_record(self) -> dict[GpuUuid, GpuInfo]:
         """GPUs of earlier runs that nobody has taken apart since: where are they?"""

@@ -91,7 +91,7 @@ class GpuMonitor:
         self._launching: frozenset[GpuUuid] = frozenset()  # to be looked at before a launch
         self._looked_s: dict[GpuUuid, float] = {}  # boot time of the last such look
         self._said_s = 0.0  # boot time, that the GPUs are down
-        self._warned: frozenset[str] = frozenset()
+        self._warned: dict[str, float] = {}  # when it was said, boot time
         self._reopens = False  # until the first sample after a release
         self.released: str | None = None  # why the driver is released
         self.no_driver: str | None = None  # why none could ever answer, as things are installed
@@ -364,10 +364,12 @@ class GpuMonitor:
         self._derive()
 
     def _note_warnings(self, warnings: tuple[str, ...]) -> None:
+        now_s = boottime_s()
         for text in warnings:
-            if text not in self._warned:
+            if now_s - self._warned.get(text, -SAY_AGAIN_S) >= SAY_AGAIN_S:
                 log.warning("driver_warning text=%s", text)
-        self._warned = frozenset(warnings)
+                self._warned[text] = now_s
+        self._warned = {text: self._warned[text] for text in warnings}
 
     def _keep_cheap(self, cost_s: float, took_s: float) -> None:
         """Jobs wait on the driver's lock while it answers us: look less often when that is dear."""

@@ -139,6 +139,7 @@ class Sample:
     readings: tuple[GpuReading, ...]
     events: tuple[GpuEvent, ...] = ()
     warnings: tuple[str, ...] = ()
+    unopened: tuple[tuple[GpuInfo, GpuReading], ...] = ()  # counted by the driver, never opened
     cost_s: float = 0.0  # spent in the driver
     calls: int = 0
 
@@ -301,9 +302,11 @@ def _is_named(gpu: GpuInfo, name: int | str) -> bool:
     return isinstance(name, str) and len(name) >= 8 and any(u.startswith(name) for u in uuids)
 
 
-def unopened(index: int) -> GpuUuid:
-    """In the place of the UUID of a GPU that the driver counts and does not open."""
-    return GpuUuid(f"{UNOPENED_PREFIX}{index}")
+def unopened(index: int, fault: Fault, reason: str) -> tuple[GpuInfo, GpuReading]:
+    """A GPU that the driver counts and does not open: its index, and why."""
+    uuid = GpuUuid(f"{UNOPENED_PREFIX}{index}")
+    reading = GpuReading(uuid, None, None, fault=fault, reason=reason)
+    return GpuInfo(uuid, index, None, "unknown", None), reading
 
 
 class UsedGpu:

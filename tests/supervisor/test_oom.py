@@ -35,6 +35,17 @@ from tests.support.jobs import Host
         b"RESOURCE_EXHAUSTED: Failed to allocate request for 2.00GiB on device ordinal 0",
         b"RESOURCE_EXHAUSTED: Allocator (GPU_0_bfc) ran out of memory trying to allocate 2GiB",
         b"ResourceExhaustedError: Out of memory error on GPU 0. Cannot allocate 2.0GB",
+        b"tensorflow.python.framework.errors_impl.ResourceExhaustedError: {{function_node "
+        b"__wrapped__AddV2_device_/job:localhost/replica:0/task:0/device:GPU:0}} failed to "
+        b"allocate memory [Op:AddV2] name: ",
+        b"W gpu_bfc_allocator: Allocator (GPU_0_bfc) ran out of memory\nTraceback\n"
+        b"ResourceExhaustedError: failed to allocate memory [Op:MatMul]",
+        b"ValueError: Free memory on device (3.21/79.1 GiB) on startup is less than desired GPU "
+        b"memory utilization (0.9, 71.2 GiB). Decrease GPU memory utilization",
+        b"ValueError: Free memory on device cuda:0 (3.2/79.1 GiB) on startup is less than desired "
+        b"GPU memory utilization (0.9, 71.2 GiB).",
+        b"ValueError: No available memory for the cache blocks. Try increasing "
+        b"`gpu_memory_utilization` when initializing the engine.",
     ],
 )
 def test_a_gpu_out_of_memory_is_recognised(line: bytes) -> None:
@@ -49,6 +60,9 @@ def test_a_gpu_out_of_memory_is_recognised(line: bytes) -> None:
         b"MemoryError: out of memory",
         b"W Allocator (GPU_0_bfc) ran out of memory trying to allocate 2GiB. This is no failure",
         b"triton: out of resource: shared memory, Required: 131072",
+        b"InternalError: failed to allocate memory for the queue",
+        b"ResourceExhaustedError: {{function_node device:CPU:0}} failed to allocate memory "
+        b"[Op:AddV2]",
         b"429 RESOURCE_EXHAUSTED: Quota exceeded for quota metric",
         b"",
     ],

@@ -27,7 +27,6 @@ from gpuschedd.gpu.nvidia.library import (
     NO_PERMISSION,
     NOT_SUPPORTED,
     RESET_REQUIRED,
-    SUCCESS,
     UNINITIALIZED,
     UNKNOWN,
     Failed,
@@ -35,7 +34,6 @@ from gpuschedd.gpu.nvidia.library import (
 )
 from gpuschedd.gpu.nvidia.processes import ProcessLists
 
-NO_GPU_TEXT = "the NVIDIA driver finds no GPU here; it is asked again each half minute"
 SHUTDOWNS_MAX = 100  # an unbalanced init is undone so often
 POWER_MW_MAX = 10_000_000
 UTILIZATION_EVERY_S = 2.0
@@ -93,8 +91,6 @@ class Driver:
             count = self._lib.call("nvmlDeviceGetCount")
             if count > DRIVER_GPUS_MAX:
                 raise Failed(GARBAGE, f"it counts {count} GPUs; the limit is {DRIVER_GPUS_MAX}")
-            if count == 0:
-                return {"down": NO_GPU_TEXT, "code": SUCCESS}
         except Failed as failure:
             return {"down": down_text(failure), "code": failure.code}
         warnings: list[str] = []

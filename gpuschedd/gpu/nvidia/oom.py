@@ -20,6 +20,10 @@ OOM_PATTERNS = (
     r"resource_exhausted: allocator \(gpu[^\n]*ran out of memory",
     r"out of memory error on gpu",
     r"oom when allocating tensor[^\n]*gpu",
+    # TensorFlow's eager mode names the device before it, or in the allocator's own line.
+    r"gpu[:_]\d[^\0]{0,2000}failed to allocate memory \[op:",
+    r"free memory on device[^\n]{0,80} is less than desired gpu memory utilization",
+    r"no available memory for the cache blocks",
     r"cupy[a-z_.]*\.outofmemoryerror",
     r"rocm error: out of memory",
     r"hip out of memory",

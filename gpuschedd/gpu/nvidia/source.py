@@ -88,6 +88,7 @@ class NvmlGpus:
         self._known: dict[int, frozenset[GpuUuid]] = {}  # GPU or slices, by the driver's index
         self._skipped: frozenset[int] = frozenset()  # indices that the child did not open
         self._left_out: frozenset[GpuUuid] = frozenset()
+        self._unopened: list[tuple[GpuInfo, GpuReading]] = []  # the same, and never seen before
         self._shut: dict[GpuUuid, GpuReading] = {}  # could not be opened, with the reason
         self._failures = 0
         self._not_before_s = 0.0
@@ -117,6 +118,8 @@ class NvmlGpus:
             if reply["new_child"] is not None:
                 log.info("driver_reopened reason=%s", reply["new_child"])
                 await self._end_child()
+            elif not self._count and time.monotonic() - self._opened_s >= ABSENT_RETRY_S:
+                await self._end_child()  # there may be GPUs now, and in a container nobody tells
             return sample
 
     async def accounts(self, pids: Mapping[GpuUuid, Iterable[int]]) -> DriverAccounts:
@@ -227,10 +230,7 @@ class NvmlGpus:
         self._parts.answered(["topology"])
         opened = tuple(info_of(entry) for entry in reply["inventory"])
         await self._take_numbers(opened, skipped, reply["left_out"])
-        shut = self._shut.keys()
-        kept = tuple(g for g in self._inventory if g.uuid in self._left_out | shut)
-        missing = shut - {gpu.uuid for gpu in kept}
-        kept += tuple(_unopened_info(i) for i in range(self._count) if unopened(i) in missing)
+        kept = tuple(g for g in self._inventory if g.uuid in self._left_out | self._shut.keys())
         self._inventory = tuple(sorted((*opened, *kept), key=display_order))
         strange = [i for i in sorted(skipped) if i not in self._known]
         hangs = [f"GPU {i} is left out, it hangs the driver at the start" for i in strange]
@@ -276,11 +276,14 @@ class NvmlGpus:
     ) -> dict[GpuUuid, GpuReading]:
         """What to say of the GPUs that were there and could not be opened this time."""
         found = {}
+        self._unopened.clear()
         for entry in entries:
-            index = entry["index"]
-            for uuid in self._known.get(index, frozenset({unopened(index)})) - opened:
-                text = f"it cannot be opened; the driver says: {entry['reason']}"
+            text = f"it cannot be opened; the driver says: {entry['reason']}"
+            known = self._known.get(entry["index"], frozenset()) - opened
+            for uuid in known:
                 found[uuid] = GpuReading(uuid, None, None, fault=entry["fault"], reason=text)
+            if not known:
+                self._unopened.append(unopened(entry["index"], entry["fault"], text))
         return found
 
     async def _ask(
@@ -417,11 +420,7 @@ class NvmlGpus:
             readings=tuple(readings),
             events=tuple(GpuEvent(GpuUuid(u), kind, n) for u, kind, n in reply["events"]),
             warnings=self._warnings if difference is None else (*self._warnings, difference),
+            unopened=tuple(self._unopened),
             cost_s=reply["cost_s"],
             calls=reply["calls"],
         )
-
-
-def _unopened_info(index: int) -> GpuInfo:
-    """All that is known of a GPU that was never opened."""
-    return GpuInfo(unopened(index), index, None, "unknown", None)
