@@ -262,9 +262,8 @@ class Daemon:
         """Find every job again, look at the GPUs, then let clients in."""
         await self.dispatcher.recover_all()
         await asyncio.wait({looping, self._settled()}, return_when=asyncio.FIRST_COMPLETED)
-        await self._first_sweep(looping)
-        if self.monitor.no_driver is not None and not self.monitor.had_gpus:
-            log.error("no_driver text=%s", self.monitor.no_driver)
+        await self.monitor.first_look(looping, FIRST_SWEEP_S)
+        if self.monitor.lacks_driver:
             self._status = EX_CONFIG
             self._stop.set()
             return
@@ -282,19 +281,13 @@ class Daemon:
 
         return asyncio.ensure_future(ask())
 
-    async def _first_sweep(self, looping: asyncio.Future[None]) -> None:
-        """Have GPUs, or a reason for none, before the first client asks."""
-        first = asyncio.ensure_future(self.monitor.first_sweep.wait())
-        tasks: set[asyncio.Future[Any]] = {first, looping}
-        await asyncio.wait(tasks, timeout=FIRST_SWEEP_S, return_when=asyncio.FIRST_COMPLETED)
-        first.cancel()
-
     async def _shut_down(
         self, looping: asyncio.Future[None], watching: asyncio.Future[None]
     ) -> int:
         """Jobs and their supervisors live on; what is acknowledged is durable already."""
         await self.server.close()
         self.doors.close()
+        await self.monitor.save()
         await self.controller.stop()
         await self.runner.close()
         await self.monitor.close()

@@ -194,10 +194,13 @@ def _run_facts(job: JobView, view: View) -> list[tuple[str, str]]:
     ]
 
 
+UNSEEN_S_MAX, UNSEEN_SHARE_MAX = 10.0, 0.05  # between samples, and at both ends
+
 _SOURCES = {
     "driver": "by the driver",
     "sampled": "sampled",
     "device": "by difference on the device",
+    "at-least": "at least: memory that no process owns was beside it",
 }
 
 
@@ -205,14 +208,27 @@ def _gpu_facts(job: JobView) -> list[tuple[str, str]]:
     """Declared against actual; one line a GPU where there are several."""
     busy, joules, gpu_s = job.gpu_utilization, job.energy_j, job.gpu_seconds
     uses = job.gpu_uses or ()
+    part = _observed_part(job)
     return [
         ("Peak VRAM", _peak_text(job)),
         ("Verdict", _verdict_text(job)),
-        ("GPU busy", "" if busy is None else f"{busy:.0f} % on average"),
+        ("GPU busy", "" if busy is None else f"{busy:.0f} % on average{part}"),
         ("GPU time", "" if gpu_s is None else f"{format_duration(round(gpu_s))} of one GPU"),
-        ("Energy", "" if joules is None else f"{joules / 3600:.2f} Wh"),
+        ("Energy", "" if joules is None else f"{joules / 3600:.2f} Wh{part}"),
         *[("", _use_text(use)) for use in uses if len(uses) > 1],
     ]
+
+
+def _observed_part(job: JobView) -> str:
+    """Which part of its run the figures are of, where nobody looked for a while."""
+    seen_s, start_s, end_s = job.gpu_observed_s, job.started_at_s, job.ended_at_s
+    if seen_s is None or start_s is None or end_s is None:
+        return ""
+    ran_s = end_s - start_s
+    if ran_s - seen_s <= max(UNSEEN_S_MAX, UNSEEN_SHARE_MAX * ran_s):
+        return ""
+    seen, ran = format_duration(round(seen_s)), format_duration(round(ran_s))
+    return f" (seen for {seen} of {ran})"
 
 
 def _peak_text(job: JobView) -> str:

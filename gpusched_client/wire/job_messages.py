@@ -79,7 +79,8 @@ class JobEvent(Response):
 class GpuUseView(Response):
     """What a job used of one GPU; the peak lies between `peak_bytes` and `peak_upper_bytes`.
 
-    `peak_source` is driver (exact, per process), sampled, device (by difference) or none.
+    `peak_source` is driver (exact, per process), sampled, device (by difference), at-least (memory
+    that no process owns was beside it) or none.
     """
 
     gpu_uuid: str = wire(SHORT_TEXT)
@@ -146,6 +147,7 @@ class JobView(JobOptions, JobIdentity):
     vram_next_bytes: int | None = wire(SIZE, default=None)
     gpu_utilization: float | None = wire(PERCENT, default=None)
     gpu_seconds: float | None = wire(AMOUNT, default=None)
+    gpu_observed_s: float | None = wire(AMOUNT, default=None)
     energy_j: float | None = wire(AMOUNT, default=None)
     gpu_uses: tuple[GpuUseView, ...] | None = wire(
         list_of(nested(GpuUseView), GPUS_MAX), default=None

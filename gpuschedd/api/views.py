@@ -14,7 +14,7 @@ from gpusched_client.wire.job_messages import GpuUseView, JobEvent, JobView
 from gpusched_client.wire.limits import limit_to_wire
 from gpuschedd.core.job import Job
 from gpuschedd.core.model import ExpectedStart, Gpu, PromiseOutcome, Reason
-from gpuschedd.gpu.metering import next_vram_bytes, verdict
+from gpuschedd.gpu.metering import AT_LEAST, next_vram_bytes, verdict
 from gpuschedd.gpu.source import UsedGpu
 from gpuschedd.jobs import gates
 from gpuschedd.jobs.state import State
@@ -153,7 +153,13 @@ def with_use(view: JobView, state: State, job: Job, uses: Sequence[GpuUse]) -> J
     largest = max(uses, key=lambda use: use.peak_bytes or -1)
     busy = [use.utilization for use in uses if use.utilization is not None]
     joules = [use.energy_j for use in uses if use.energy_j is not None]
-    judged = verdict(job.request.vram_bytes, peak, job.state, state.config.sharing.tolerance)
+    judged = verdict(
+        job.request.vram_bytes,
+        peak,
+        job.state,
+        state.config.sharing.tolerance,
+        is_at_least=any(use.peak_source == AT_LEAST for use in uses),
+    )
     return replace(
         view,
         vram_peak_bytes=peak,
@@ -162,6 +168,7 @@ def with_use(view: JobView, state: State, job: Job, uses: Sequence[GpuUse]) -> J
         vram_next_bytes=next_vram_bytes(uses),
         gpu_utilization=sum(busy) / len(busy) if busy else None,
         gpu_seconds=_gpu_seconds(job),
+        gpu_observed_s=min(use.observed_s for use in uses),
         energy_j=sum(joules) if joules else None,
         gpu_uses=tuple(
             GpuUseView(

@@ -13,12 +13,17 @@ GROWTH = 1.25
 
 
 def next_request(
-    job: Job, peak_bytes: int | None, inventory: Inventory, policy: Policy
+    job: Job,
+    peak_bytes: int | None,
+    inventory: Inventory,
+    policy: Policy,
+    had_bytes: int = 0,
 ) -> Request | None:
     """The next attempt's request; None: no retry is left.
 
     1.25 x the larger of peak and declaration; above what fits beside the margin on the largest card
-    it becomes a whole-GPU job. A whole-GPU job moves to larger cards where there are any.
+    it becomes a whole-GPU job. A whole-GPU job moves to larger cards where there are any: there is
+    nothing more to be had of the largest. `had_bytes`: the smallest card that it had.
     """
     if job.retries_used >= job.retries:
         return None
@@ -33,9 +38,10 @@ def next_request(
     known = max(peak_bytes or 0, request.vram_bytes or 0)
     wanted = math.ceil(GROWTH * known)
     if request.vram_bytes is None:
-        if not known:
-            return request
-        return replace(request, card_bytes=max(request.card_bytes, min(wanted, most_total)))
+        if had_bytes >= most_total > 0:
+            return None
+        larger = max(wanted, had_bytes + 1) if had_bytes else wanted
+        return replace(request, card_bytes=max(request.card_bytes, min(larger, most_total)))
     if wanted <= most_shared:
         return replace(request, vram_bytes=wanted)
     return replace(request, vram_bytes=None, card_bytes=min(wanted, most_total))

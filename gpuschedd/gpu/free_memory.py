@@ -111,7 +111,7 @@ class FreeMemory:
                 self._see(info, reading, count, held, seen)
                 lag_s = self._release_lag_s(info.uuid)
                 problems += self._lasting.problems(info, count, is_held=bool(held), lag_s=lag_s)
-                loud = [foreign for foreign in count.foreign if not foreign.is_quiet]
+                loud = [each for each in count.foreign if not each.is_quiet and not each.given]
                 if held and loud:
                     strangers[info.uuid] = ", ".join(texts_of(_largest_first(loud)))
                 if reading.processes is not None:

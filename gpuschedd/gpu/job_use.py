@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from gpusched_client.terms import EventKind, JobId
+from gpusched_client.terms import EventKind, JobId, JobState
 from gpuschedd.core.job import Job
 from gpuschedd.core.model import Grant
 from gpuschedd.gpu.attribution import JobKey
@@ -37,12 +37,25 @@ class JobUse:
         """The use of a fresh sample."""
         step_s = self.meter.step(sample.taken_boottime_s)
         readings = {reading.uuid: reading for reading in sample.readings}
+        whole = {(job.job_id, job.attempt) for job in self._holders() if job.whole}
         for (key, uuid), seen in facts.seen.items():
             if uuid in readings:
-                self.meter.add(key, readings[uuid], seen, step_s)
+                self.meter.add(key, readings[uuid], seen, step_s, whole=key in whole)
+        for job in self._holders():
+            if job.state is JobState.CONFIGURING:
+                continue
+            key = (job.job_id, job.attempt)
+            for grant in job.grants:
+                reading = readings.get(grant.uuid)
+                if reading is not None and (key, grant.uuid) not in facts.seen:
+                    self.meter.add_absent(key, reading, step_s, whole=job.whole)
         moved = self.meter.to_save(boottime_s())
         if moved:
             self._controller.post(lambda batch: batch.gpu_uses.extend(moved))
+
+    def _holders(self) -> Iterator[Job]:
+        state = self._controller.state
+        return (state.jobs[job_id] for job_id in state.holding)
 
     def follow(self, facts: GpuFacts) -> None:
         """What the facts say of jobs, beside the figures."""

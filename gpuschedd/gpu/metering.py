@@ -15,6 +15,7 @@ from gpuschedd.store.records import GpuUse
 
 STEP_S_MAX = 30.0  # a longer gap between two samples is not counted as observed
 ACCOUNT_EARLY_S = 1.0  # the driver's clock against ours
+AT_LEAST = "at-least"  # a peak's source: beside memory that no process owns
 SAVE_BYTES = 64 * 2**20  # a peak that grew by so much is worth a row
 SAVE_EVERY_S = 60.0
 NEXT_FACTOR = 1.05  # what to declare next time, over the upper bound of the peak
@@ -28,6 +29,7 @@ class _Meter:
     alone: bool = True  # never with another job, nor foreign processes, on this GPU
     sampled: int | None = None
     charged: bool = False  # the peak has memory that no process owns
+    hides: bool = False  # it may have used more than anybody could tell
     device_most: int | None = None
     used_s: float = 0.0
     busy_s: float = 0.0
@@ -69,7 +71,8 @@ class UseMeter:
         """Figures from before a restart of the daemon."""
         for use in uses:
             meters = self._meters.setdefault((use.job_id, use.attempt), {})  # type: ignore[arg-type]
-            meters[use.gpu_uuid] = _Meter(earlier=use, alone=False)
+            hides = use.peak_source == AT_LEAST
+            meters[use.gpu_uuid] = _Meter(earlier=use, alone=False, hides=hides)
 
     def step(self, taken_s: float) -> float:
         """Seconds that the sample at taken_s stands for."""
@@ -79,9 +82,16 @@ class UseMeter:
         return min(STEP_S_MAX, taken_s - last_s)
 
     def add(
-        self, key: JobKey, reading: GpuReading, seen: Seen, step_s: float, *, listed: bool = True
+        self,
+        key: JobKey,
+        reading: GpuReading,
+        seen: Seen,
+        step_s: float,
+        *,
+        listed: bool = True,
+        whole: bool = False,
     ) -> None:
-        """One attempt on one GPU in one sample."""
+        """One attempt on one GPU in one sample. `whole`: what the GPU does is its doing."""
         meter = self._meters.setdefault(key, {}).setdefault(reading.uuid, _Meter())
         meter.observed_s += step_s
         meter.pids.update(seen.pids)
@@ -91,13 +101,32 @@ class UseMeter:
             meter.sampled, meter.charged = seen.used_bytes, seen.charged
         if reading.used_bytes is not None:
             meter.device_most = max(meter.device_most or 0, reading.used_bytes)
-        percent = _utilization(reading, seen)
+        meter.hides = meter.hides or seen.hides
+        percent = _utilization(reading, seen, whole=whole)
         if percent is not None:
             meter.used_s += step_s
             meter.busy_s += step_s * percent / 100
-        if reading.power_w is not None and seen.jobs_on_gpu:
+        sharers = 1 if whole else seen.jobs_on_gpu
+        if reading.power_w is not None and sharers:
             meter.power_s += step_s
-            meter.energy_j += step_s * reading.power_w / seen.jobs_on_gpu
+            meter.energy_j += step_s * reading.power_w / sharers
+
+    def add_absent(self, key: JobKey, reading: GpuReading, step_s: float, *, whole: bool) -> None:
+        """A job that runs, and none of whose processes is on its GPU: the waste that labs look for.
+
+        Of a whole GPU it is what the GPU does and draws; of a shared one nothing.
+        """
+        if not whole and reading.processes is None:
+            return  # nobody can say whether it is there
+        meter = self._meters.setdefault(key, {}).setdefault(reading.uuid, _Meter())
+        meter.observed_s += step_s
+        percent = reading.utilization if whole else 0.0
+        if percent is not None:
+            meter.used_s += step_s
+            meter.busy_s += step_s * percent / 100
+        if whole and reading.power_w is not None:
+            meter.power_s += step_s
+            meter.energy_j += step_s * reading.power_w
 
     def pids(self, key: JobKey) -> dict[GpuUuid, set[int]]:
         """The pids that were seen on each GPU."""
@@ -111,6 +140,15 @@ class UseMeter:
             _use(key, uuid, meter, _accepted((accounts or {}).get(uuid), since_s))
             for uuid, meter in self._meters.get(key, {}).items()
         )
+
+    def all_uses(self) -> list[GpuUse]:
+        """All that was observed so far, before the daemon ends."""
+        return [
+            _use(key, uuid, meter, [])
+            for key, meters in self._meters.items()
+            for uuid, meter in meters.items()
+            if meter.observed_s > 0
+        ]
 
     def to_save(self, now_s: float) -> list[GpuUse]:
         """Figures that should survive a crash: those that moved."""
@@ -132,10 +170,12 @@ class UseMeter:
         self._meters.pop(key, None)
 
 
-def _utilization(reading: GpuReading, seen: Seen) -> float | None:
+def _utilization(reading: GpuReading, seen: Seen, *, whole: bool) -> float | None:
     """Of its processes where the driver tells them apart, of the device where it is alone."""
     known = reading.process_utilization
     own = [known[pid] for pid in seen.pids if pid in known]
+    if whole and not own:
+        return reading.utilization
     if seen.jobs_on_gpu == 1 and not seen.foreign_on_gpu:
         return reading.utilization
     return min(100.0, sum(own)) if own else None
@@ -166,6 +206,8 @@ def _use(key: JobKey, uuid: GpuUuid, meter: _Meter, accounts: list[ProcessPeak])
     elif earlier is not None and sampled == earlier.peak_bytes and sampled is not None:
         source = earlier.peak_source
     upper = None if peak is None else max(peak, sum(peaks))
+    if meter.hides and peak is not None:
+        source = AT_LEAST
     return GpuUse(
         job_id=key[0],
         attempt=key[1],
@@ -207,11 +249,17 @@ def _largest(*values: int | None) -> int | None:
 
 
 def verdict(
-    declared_bytes: int | None, peak_bytes: int | None, state: JobState, tolerance: float
+    declared_bytes: int | None,
+    peak_bytes: int | None,
+    state: JobState,
+    tolerance: float,
+    *,
+    is_at_least: bool = False,
 ) -> str | None:
     """ "within", "under-declared", "over-declared", "unattributed"; None: nothing to judge.
 
     A job that failed or was ended early need not have reached its peak: only too much counts then.
+    So it is where the peak is but a lower bound (`is_at_least`).
     """
     if declared_bytes is None:
         return None
@@ -220,12 +268,15 @@ def verdict(
         return "unattributed" if ran_through else None
     if peak_bytes > declared_bytes * (1 + tolerance):
         return "under-declared"
-    if not ran_through:
+    if not ran_through or is_at_least:
         return None
     return "over-declared" if peak_bytes < declared_bytes * (1 - tolerance) else "within"
 
 
 def next_vram_bytes(uses: Iterable[GpuUse]) -> int | None:
-    """What to declare next time."""
+    """What to declare next time; None where nobody knows."""
+    uses = tuple(uses)
+    if any(use.peak_source == AT_LEAST for use in uses):
+        return None
     upper = _largest(*(use.peak_upper_bytes for use in uses))
     return None if upper is None else int(upper * NEXT_FACTOR)

@@ -12,6 +12,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from gpusched_client.terms import GpuUuid
 from gpuschedd.core.job import Job
@@ -47,6 +48,8 @@ STALE_AFTER_S = 15.0  # without a sample: nothing new is placed
 COST_SHARE = 0.05  # of the time, at most, in the driver
 INTERVAL_FACTOR_MAX = 16
 PREFLIGHT_AGE_S = 0.1  # the look that a launch is checked by began no earlier before it
+SAVE_DEADLINE_S = 2.0  # a stop waits no longer for a disk
+STRANGER_BLAME_S = 30.0  # who was beside a job so long before its end may be the cause of it
 EVIDENCE_DEADLINE_S = 2.0  # a job's end waits no longer for the driver's figures
 SAY_AGAIN_S = 3600.0  # that there are still none
 REOPEN_DEADLINE_S = 30.0  # the answer to `resume` waits so long for the driver
@@ -83,6 +86,7 @@ class GpuMonitor:
         self._health = HealthWatch(health_rules, controller, same_boot=same_boot)
         self._use = JobUse(controller)
         self._facts: GpuFacts | None = None
+        self._strangers: dict[GpuUuid, tuple[str, float]] = {}  # beside jobs, and seen when
         self._use.meter.resume(uses_before)
         self._poke = asyncio.Event()
         self._sample: Sample | None = None
@@ -118,10 +122,14 @@ class GpuMonitor:
         return max(0.0, boottime_s() - self._sample.taken_boottime_s)
 
     @property
-    def had_gpus(self) -> bool:
-        """Whether the host has GPUs on record: its driver is away for a while, not for good."""
+    def lacks_driver(self) -> bool:
+        """No driver is installed, and no GPU is on record: it is not away for a while."""
         uuids = self._controller.state.gpu_rows
-        return any(not uuid.startswith(SIMULATED_PREFIX) for uuid in uuids)
+        had_gpus = any(not uuid.startswith(SIMULATED_PREFIX) for uuid in uuids)
+        if self.no_driver is None or had_gpus:
+            return False
+        log.error("no_driver text=%s", self.no_driver)
+        return True
 
     @property
     def memory_problems(self) -> tuple[str, ...]:
@@ -261,7 +269,20 @@ class GpuMonitor:
             await asyncio.wait({asking}, timeout=EVIDENCE_DEADLINE_S)
             accounts = asking.result() if asking.done() else {}
         fault = self._health.fault_of(job, self._inventory.info)
-        return Evidence(self._use.meter.uses(key, accounts, job.started_at_s), fault)
+        uses = self._use.meter.uses(key, accounts, job.started_at_s)
+        return Evidence(uses, fault, self._stranger_beside(job))
+
+    def _stranger_beside(self, job: Job) -> str | None:
+        """Who else was on its GPUs shortly before its end, by name and amount."""
+        since_s = boottime_s() - STRANGER_BLAME_S
+        texts = [
+            f"GPU {self._inventory.info[grant.uuid].index} was in use by {text} as well"
+            for grant in job.grants
+            if grant.uuid in self._strangers
+            for text, at_s in [self._strangers[grant.uuid]]
+            if at_s >= since_s
+        ]
+        return "; ".join(texts) or None
 
     # --- the loop -----------------------------------------------------------------------------
 
@@ -275,6 +296,24 @@ class GpuMonitor:
                 worked = await asyncio.shield(self._looking)
             self.first_sweep.set()
             await self._pause(worked)
+
+    async def first_look(self, ended: asyncio.Future[None], within_s: float) -> None:
+        """Have GPUs, or a reason for none, before the first client asks; or the end of `ended`."""
+        first = asyncio.ensure_future(self.first_sweep.wait())
+        tasks: set[asyncio.Future[Any]] = {first, ended}
+        await asyncio.wait(tasks, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
+        first.cancel()
+
+    async def save(self) -> None:
+        """What the jobs have used so far survives the daemon."""
+        uses = self._use.meter.all_uses()
+        if uses:
+            saving = asyncio.ensure_future(
+                self._controller.call(lambda batch: batch.gpu_uses.extend(uses))
+            )
+            await asyncio.wait({saving}, timeout=SAVE_DEADLINE_S)
+            if saving.done() and saving.exception() is not None:
+                log.warning("gpu_uses_not_saved error=%s", saving.exception())
 
     async def close(self) -> None:
         """End the look that is under way: nobody needs its answer."""
@@ -413,6 +452,8 @@ class GpuMonitor:
             controller.clock.now_s(),
         )
         self._facts = facts
+        at_s = self._sample.taken_boottime_s
+        self._strangers |= {uuid: (text, at_s) for uuid, text in facts.strangers.items()}
         self._inventory.keep(self._sample, facts)
         self._use.follow(facts)
         controller.set_gpus(facts.gpus)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from gpusched_client.terms import Cause, EventKind, HoldKind, JobState
 from gpuschedd.core.attempt import AttemptReport, EndedRecord, ExitRecord, Observation
 from gpuschedd.core.job import Dropped, Gone, Job, MainEnded, NeverRan, Retried, Started
+from gpuschedd.core.model import Request
 from gpuschedd.core.recovery import Facts, Recovery, facts_reported, recover
 from gpuschedd.core.retry import next_request
 from gpuschedd.jobs.batch import Batch
@@ -30,6 +31,7 @@ class Evidence:
 
     uses: tuple[GpuUse, ...] = ()
     fault: str | None = None  # what one of its GPUs reported shortly before its end
+    stranger: str | None = None  # who else, that is no job of ours, was on its GPUs
 
 
 NO_EVIDENCE = Evidence()
@@ -118,8 +120,11 @@ def _finish(batch: Batch, job: Job, end: EndedRecord | ExitRecord, evidence: Evi
     state, cause = final_state(end)
     detail = end.reason or _what_was_seen(end)
     batch.gpu_uses.extend(evidence.uses)
-    if cause is Cause.CUDA_OOM and _retry(batch, job, end, evidence):
-        return
+    if cause is Cause.CUDA_OOM:
+        stranger = _stranger_to_blame(job, evidence)
+        if _retry(batch, job, end, evidence, stranger):
+            return
+        detail = stranger or detail
     if state is JobState.FAILED and cause in (Cause.EXIT, Cause.SIGNAL) and evidence.fault:
         cause, detail = Cause.XID, evidence.fault
     if state is JobState.CANCELLED and cause is Cause.CANCELLED and job.cancel is not None:
@@ -161,11 +166,31 @@ def _environment_lost(batch: Batch, job: Job, place: str, fault: str) -> None:
         lost_at_start(batch, job, place, fault)
 
 
-def _retry(batch: Batch, job: Job, end: EndedRecord | ExitRecord, evidence: Evidence) -> bool:
-    """Queue a job that ran out of VRAM again, while it has retries; False: it has none."""
+def _stranger_to_blame(job: Job, evidence: Evidence) -> str | None:
+    """Whose memory it was: with the GPU to itself, or within its declaration, not the job's own."""
+    peak, declared = peak_of(evidence.uses), job.request.vram_bytes
+    is_within = job.whole or declared is None or peak is None or peak <= declared
+    return evidence.stranger if is_within else None
+
+
+def _retry(
+    batch: Batch,
+    job: Job,
+    end: EndedRecord | ExitRecord,
+    evidence: Evidence,
+    stranger: str | None,
+) -> bool:
+    """Queue a job that ran out of VRAM again, while it has retries; False: it has none.
+
+    With more VRAM, but for one that a stranger left too little.
+    """
     peak = peak_of(evidence.uses)
     state = batch.state
-    request = next_request(job, peak, state.inventory, state.policy)
+    totals = {gpu.uuid: gpu.total_bytes for gpu in state.gpus}
+    had = min((totals.get(grant.uuid, 0) for grant in job.grants), default=0)
+    request: Request | None = job.request if job.retries_used < job.retries else None
+    if stranger is None:
+        request = next_request(job, peak, state.inventory, state.policy, had)
     if request is None or job.cancel is not None:
         return False
     batch.attempts.append(
@@ -190,6 +215,7 @@ def _retry(batch: Batch, job: Job, end: EndedRecord | ExitRecord, evidence: Evid
         before_bytes=job.request.vram_bytes,
         vram_bytes=request.vram_bytes,
         whole=request.whole or None,
+        beside=stranger,
     )
     return True
 

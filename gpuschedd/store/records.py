@@ -220,7 +220,8 @@ class Loaded:
 class GpuUse:
     """What one attempt used of one GPU. `peak_upper_bytes`: the peak lies between both.
 
-    `peak_source`: "driver" (its accounts), "sampled", "device" (difference), "none".
+    `peak_source`: "driver" (its accounts), "sampled", "device" (difference), "none"; "at-least"
+    where memory of nobody was beside it.
     """
 
     job_id: int

@@ -332,6 +332,74 @@ def test_figures_survive_a_restart_of_the_daemon(driver: FakeDriver, daemon_over
         assert client.job(job.id).vram_peak_bytes == 8000 * MIB
 
 
+def test_whole_gpus_asleep_are_told_as_such(driver: FakeDriver, daemon_over: Start) -> None:
+    """Nothing of the job is on them: 0 %, and what they draw all the same."""
+    another(driver)
+    for index in range(2):
+        driver.gpu(index, util=0, power_mw=60_000)
+    daemon = daemon_over(driver)
+    with daemon.client() as client:
+        job = client.submit(["sleep", "60"], gpus=2, output="/dev/null")
+        until(lambda: (client.job(job.id).energy_j or 0) > 60, "half a second of two GPUs")
+        client.cancel([job.id])
+        client.wait(job.id, timeout_s=30)
+        ended = client.job(job.id)
+        assert (ended.gpu_utilization, ended.vram_peak_bytes) == (0.0, None)
+        assert [use.utilization for use in ended.gpu_uses or ()] == [0.0, 0.0]
+        assert "GPU busy:     0 % on average" in daemon.run("gq", str(job.id)).stdout
+
+
+def test_energy_of_before_a_stop_counts_after_it(driver: FakeDriver, daemon_over: Start) -> None:
+    """Saved at the stop, however short the time."""
+    driver.gpu(0, power_mw=60_000)
+    daemon = daemon_over(driver)
+    with daemon.client() as client:
+        job = client.submit(["sleep", "60"], output="/dev/null")
+        before = until(lambda: client.job(job.id).energy_j, "it has drawn something")
+    assert daemon.stop() == 0
+    driver.gpu(0, power_mw=0)  # from now on the driver does not tell
+    daemon.start()
+    with daemon.client() as client:
+        assert (client.job(job.id).energy_j or 0) >= before
+        client.cancel([job.id])
+        client.wait(job.id, timeout_s=30)
+        assert (client.job(job.id).energy_j or 0) >= before
+
+
+def test_out_of_memory_by_a_stranger_is_told_as_such_and_not_answered_with_more(
+    driver: FakeDriver, daemon_over: Start, tmp_path: Path
+) -> None:
+    """On a whole GPU: the cause names pid, user and amount; the retry asks for the same."""
+    daemon = daemon_over(driver)
+    go = tmp_path / "go"
+    wait_then = f"until [ -e {go} ]; do sleep 0.05; done; "
+    line = wait_then + " ".join(claim("--vram", "30000", "--hold", "0"))
+    with daemon.client() as client:
+        job = client.submit(shell=line, retries=1, output="r.out", cwd=daemon.work_dir)
+        until(lambda: is_running(client, job.id), "it runs")
+        with stranger(0, 30 * 1024) as other:
+            until(lambda: str(other.pid) in (client.gpus()[0].reason or ""), "it is seen")
+            go.touch()
+            until(lambda: "job_retried" in kinds(client.job(job.id)), "it is tried again")
+            waits = until_reason(client, job.id, f"pid {other.pid} of")
+            assert "30 GiB" in waits
+            text = " ".join(event.text for event in client.job(job.id).events or ())
+            assert f"GPU 0 was in use by pid {other.pid} of" in text
+            assert client.job(job.id).vram_bytes is None
+        assert client.wait(job.id, timeout_s=30).state is JobState.COMPLETED
+        go.unlink()
+        last = client.submit(shell=line, output="l.out", cwd=daemon.work_dir)
+        until(lambda: is_running(client, last.id), "it runs")
+        with stranger(0, 30 * 1024) as other:
+            until(lambda: str(other.pid) in (client.gpus()[0].reason or ""), "it is seen")
+            go.touch()
+            ended = client.wait(last.id, timeout_s=30)
+        assert (ended.state, ended.cause) == (JobState.OUT_OF_MEMORY, "cuda_oom")
+        detail = client.job(last.id).cause_detail or ""
+        assert f"GPU 0 was in use by pid {other.pid} of" in detail
+        assert "with 30 GiB as well" in detail
+
+
 def test_out_of_vram_is_tried_again_with_a_quarter_more(
     driver: FakeDriver, daemon_over: Start, tmp_path: Path
 ) -> None:
