@@ -32,7 +32,7 @@ from gpuschedd.config.keys import READ_AT_START, Config
 from gpuschedd.config.toml import ConfigError, changed_keys, with_limits
 from gpuschedd.core import fairshare
 from gpuschedd.gpu.attribution import Attribution
-from gpuschedd.gpu.monitor import GpuMonitor
+from gpuschedd.gpu.monitor import GpuMonitor, first_look
 from gpuschedd.gpu.vendors import vendor_of
 from gpuschedd.jobs import holds
 from gpuschedd.jobs.controller import Controller
@@ -262,8 +262,7 @@ class Daemon:
         """Find every job again, look at the GPUs, then let clients in."""
         await self.dispatcher.recover_all()
         await asyncio.wait({looping, self._settled()}, return_when=asyncio.FIRST_COMPLETED)
-        await self.monitor.first_look(looping, FIRST_SWEEP_S)
-        if self.monitor.lacks_driver:
+        if not await first_look(self.monitor, looping, FIRST_SWEEP_S):
             self._status = EX_CONFIG
             self._stop.set()
             return
@@ -287,7 +286,7 @@ class Daemon:
         """Jobs and their supervisors live on; what is acknowledged is durable already."""
         await self.server.close()
         self.doors.close()
-        await self.monitor.save()
+        await self.monitor.use.save()
         await self.controller.stop()
         await self.runner.close()
         await self.monitor.close()

@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from gpusched_client.errors import Infeasible, Invalid
-from gpusched_client.units import bytes_text
+from gpusched_client.units import MIB, bytes_text
+from gpuschedd.core.links import largest_set
 from gpuschedd.core.model import (
     AdmittedRequest,
     CardKind,
@@ -33,15 +34,12 @@ def seen(inventory: Inventory, gpus: Iterable[Gpu]) -> Inventory:
     """The largest inventory ever seen, these GPUs included. GPUs in any state count: they exist."""
     gpus = tuple(gpus)
     counts: Counter[_KindKey] = Counter()
-    islands: Counter[tuple[_KindKey, int]] = Counter()
+    of_kind: dict[_KindKey, list[Gpu]] = {}
     for gpu in gpus:
         key = (gpu.model, gpu.total_bytes, gpu.capacity_bytes, gpu.is_slice)
         counts[key] += 1
-        if gpu.island is not None:
-            islands[key, gpu.island] += 1
-    largest: dict[_KindKey, int] = {}
-    for (key, _island), count in islands.items():
-        largest[key] = max(largest.get(key, 0), count)
+        of_kind.setdefault(key, []).append(gpu)
+    largest = {key: largest_set(alike) for key, alike in of_kind.items()}
     for kind in inventory.kinds:
         key = (kind.model, kind.total_bytes, kind.capacity_bytes, kind.is_slice)
         counts[key] = max(counts[key], kind.count)
@@ -137,6 +135,12 @@ def _check_count(request: Request, kinds: list[CardKind]) -> None:
         )
 
 
+def _told_apart(size: int, other: int) -> str:
+    """The size, with as many digits as show that it is not the other one."""
+    text = bytes_text(size)
+    return text if text != bytes_text(other) else f"{size / MIB:.0f} MiB"
+
+
 def _admit_shared(
     request: Request, vram: int, kinds: list[CardKind], policy: Policy
 ) -> AdmittedRequest:
@@ -145,18 +149,20 @@ def _admit_shared(
     if roomy and sum(kind.count for kind in roomy) >= request.gpus:
         _check_count(request, roomy)
         return AdmittedRequest(request)
-    large = [kind for kind in kinds if vram <= kind.total_bytes]
-    most = max(kind.total_bytes for kind in kinds)
-    if most == 0:
+    large = [kind for kind in kinds if vram <= kind.capacity_bytes]
+    most = max(kind.capacity_bytes for kind in kinds)
+    if most <= 0:
         raise Infeasible(
             "asks an amount of memory; the driver does not say how much the GPUs here have. "
             "Leave --vram out for a whole GPU.",
             {"vram_bytes": vram},
         )
     if not large:
+        is_reserved = any(kind.capacity_bytes < kind.total_bytes for kind in kinds)
+        beside = " beside what is the driver's" if is_reserved else ""
         raise Infeasible(
-            f"asks {bytes_text(vram)} on one GPU; the largest here has {bytes_text(most)}. "
-            "Lower --vram.",
+            f"asks {_told_apart(vram, most)} on one GPU; the largest here has "
+            f"{_told_apart(most, vram)}{beside}. Lower --vram.",
             {"vram_bytes": vram, "largest_bytes": most},
         )
     if sum(kind.count for kind in large) < request.gpus:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
+from gpuschedd.core.links import largest_set
 from gpuschedd.core.model import (
     NEVER_S,
     NO_LIMIT,
@@ -105,8 +106,7 @@ class HorizonView:
         usable = [gpu for gpu in horizon.gpus if self._ever_free(gpu, need)]
         if not need.nvlink or need.gpus == 1:
             return len(usable) >= need.gpus
-        islands = Counter(gpu.island for gpu in usable if gpu.island is not None)
-        return any(count >= need.gpus for count in islands.values())
+        return largest_set(usable) >= need.gpus
 
     def _ever_free(self, gpu: Gpu, need: Need) -> bool:
         if gpu.state is not GpuState.OK or not card_suits(gpu, need):

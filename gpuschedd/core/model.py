@@ -108,6 +108,7 @@ class Gpu:
     fresh: bool = True
     island: int | None = None
     links: tuple[tuple[GpuUuid, int], ...] = ()
+    joined: tuple[GpuUuid, ...] = ()  # peers at the other end of an NVLink, island or not
     is_slice: bool = False
     index_is_past: bool = False  # it is missing, and another GPU has its index now
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from gpusched_client.terms import JobId, PendingReason
 from gpusched_client.units import bytes_text, duration_about
+from gpuschedd.core.links import largest_set
 from gpuschedd.core.model import Gpu, GpuState, Reason, UserLimit
 from gpuschedd.core.timeline import Host, Need, Slot
 
@@ -55,6 +56,9 @@ def resources(
     missing = [slot for slot in waits_for if slot.position not in ready]
     jobs = sorted({load.job_id for slot in missing for load in slot.loads})
     text = f"needs {asks(need)}; {free} of {len(host.slots)} can take it now"
+    if need.nvlink and free >= need.gpus > 1:
+        joined = largest_set(slot.gpu for slot in host.fitting(need))
+        text += f", at most {max(1, joined)} of them joined by NVLink"
     numbers: dict[str, int | float] = {"gpus": need.gpus, "free_gpus": free}
     if not need.whole:
         numbers["needed_bytes"] = need.bytes
@@ -161,12 +165,26 @@ def foreign(need: Need, slots: Sequence[Slot]) -> Reason:
     )
 
 
+def unjoined(need: Need, slots: Sequence[Slot], gpus: Sequence[Gpu]) -> Reason:
+    """Enough GPUs, but not joined by NVLink: those that would join them are out of service."""
+    joined = max(1, largest_set(slot.gpu for slot in slots))
+    out = _out_of_service(gpus)
+    text = (
+        f"needs {asks(need)}; of the {len(slots)} that can ever take it at most {joined} are "
+        f"joined pair by pair" + (f": {', '.join(out)}" if out else "")
+    )
+    numbers = {"gpus": need.gpus, "usable_gpus": len(slots), "joined_gpus": joined}
+    uuids = tuple(gpu.uuid for gpu in gpus if gpu.state is not GpuState.OK)
+    return Reason(PendingReason.GPU_UNAVAILABLE, text, numbers, (), uuids)
+
+
 def unavailable(need: Need, in_service: int, gpus: Sequence[Gpu], stuck: Sequence[JobId]) -> Reason:
     """GPUs are out of service (or held by stuck jobs), and it cannot start without one of them."""
     out = out_of_service(gpus)
     if stuck:
         out.append(f"stuck {named(stuck)}")
-    text = f"needs {asks(need)}; {in_service} can ever take it now: {', '.join(out) or 'no more'}"
+    can = f"only {in_service} of the GPUs" if in_service else "no GPU"
+    text = f"needs {asks(need)}; {can} can take it" + (f": {', '.join(out)}" if out else "")
     numbers = {"gpus": need.gpus, "usable_gpus": in_service}
     uuids = tuple(gpu.uuid for gpu in gpus if gpu.state is not GpuState.OK)
     return Reason(PendingReason.GPU_UNAVAILABLE, text, numbers, tuple(stuck), uuids)

@@ -3,8 +3,8 @@
 Owns T, useful GPUs and spare. `shadow` and `Hold.select` are the only two questions.
 
 Theory. A GPU is *useful* to the head at T if the head fits on it beside what is planned to run
-past T there. The *shadow time* T is the earliest planned end at which `gpus` many are useful
-(within one NVLink island, if it wants that). Then `spare = useful - gpus` of them may be lost:
+past T there. The *shadow time* T is the earliest planned end at which `gpus` many are useful (in
+one set joined by NVLink, if it wants that). Then `spare = useful - gpus` of them may be lost:
 
   * a job that ends by T costs nothing: by then it has left;
   * one that runs past T costs as many useful GPUs as it makes useless. Sharing a card costs nothing
@@ -12,7 +12,7 @@ past T there. The *shadow time* T is the earliest planned end at which `gpus` ma
 
 No set of GPUs is fixed for the head; only the count is protected. A fixed set would refuse jobs
 that the head does not mind (of eight GPUs it wants four: two idle ones are free for anybody).
-After each start past T the count is taken again, per island, and an island that has too few left
+After each start past T the count is taken again, per set, and a set that has too few left
 is no longer the head's.
 
 Source: Lifka, "The ANL/IBM SP Scheduling System" (JSSPP 1995), for EASY on nodes. That a GPU can be
@@ -21,10 +21,10 @@ shared by memory, so that "useful" is a question of room and not of emptiness, i
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Container, Sequence
 from typing import NamedTuple
 
+from gpuschedd.core.links import linked_sets
 from gpuschedd.core.model import NEVER_S, Waiting
 from gpuschedd.core.placement import choose
 from gpuschedd.core.timeline import Host, Need, Slot
@@ -38,14 +38,10 @@ class Shadow(NamedTuple):
 
 
 def groups_of(slots: Sequence[Slot], need: Need) -> list[list[Slot]]:
-    """The sets inside which the request must find all its GPUs: all, or each NVLink island."""
+    """The sets inside which the request must find all its GPUs: all, or those joined by NVLink."""
     if not need.nvlink or need.gpus == 1:
         return [list(slots)]
-    islands: dict[int, list[Slot]] = defaultdict(list)
-    for slot in slots:
-        if slot.gpu.island is not None:
-            islands[slot.gpu.island].append(slot)
-    return [slots for _island, slots in sorted(islands.items())]
+    return [[slots[at] for at in places] for places in linked_sets(slot.gpu for slot in slots)]
 
 
 def shadow(host: Host, need: Need, barred: Container[int] = ()) -> Shadow | None:
@@ -81,10 +77,15 @@ def select_freely(need: Need, fitting: Sequence[Slot]) -> list[Slot] | None:
     """GPUs for a request that need not look at any reservation; None if they are not enough."""
     if len(fitting) < need.gpus:
         return None
-    enough = [group for group in groups_of(fitting, need) if len(group) >= need.gpus]
-    if not enough:
-        return None
-    return choose(min(enough, key=len), need)
+    groups = groups_of(fitting, need)
+    chosen = [choose(group, need) for group in groups if len(group) >= need.gpus]
+    return min(chosen, key=lambda slots: _broken(groups, slots), default=None)
+
+
+def _broken(groups: list[list[Slot]], chosen: list[Slot]) -> int:
+    """How many GPUs are in sets that these take a part of: large sets stay whole."""
+    taken = {slot.position for slot in chosen}
+    return sum(len(group) for group in groups if any(slot.position in taken for slot in group))
 
 
 class Hold:

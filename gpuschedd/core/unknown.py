@@ -23,11 +23,13 @@ def why_unknown(host: Host, need: Need, gpus: tuple[Gpu, ...]) -> tuple[Reason, 
         jobs = sorted({load.job_id for s in kept for load in s.loads if load.end_s == NEVER_S})
         return reasons.unlimited(need, jobs), kept
     alien = [s for at_s, s in timed if at_s == NEVER_S and s.foreign_end_s == NEVER_S]
-    if len([at_s for at_s, _slot in timed if at_s < NEVER_S]) + len(alien) >= need.gpus:
+    ever = [slot for at_s, slot in timed if at_s < NEVER_S]
+    if len(ever) >= need.gpus and not alien:
+        return reasons.unjoined(need, ever, gpus), []
+    if len(ever) + len(alien) >= need.gpus:
         return reasons.foreign(need, alien), []
     stuck = sorted({load.job_id for s in slots for load in s.loads if load.stuck})
-    usable = sum(1 for at_s, _slot in timed if at_s < NEVER_S)
-    return reasons.unavailable(need, usable, gpus, stuck), []
+    return reasons.unavailable(need, len(ever), gpus, stuck), []
 
 
 def _kept(host: Host, need: Need, timed: list[tuple[float, Slot]]) -> list[Slot] | None:

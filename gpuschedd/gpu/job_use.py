@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -16,6 +18,10 @@ from gpuschedd.gpu.source import Sample
 from gpuschedd.jobs.batch import Batch
 from gpuschedd.jobs.controller import Controller
 from gpuschedd.system.clock import boottime_s
+
+log = logging.getLogger(__name__)
+
+SAVE_DEADLINE_S = 2.0  # a stop waits no longer for a disk
 
 
 class JobUse:
@@ -52,6 +58,18 @@ class JobUse:
         moved = self.meter.to_save(boottime_s())
         if moved:
             self._controller.post(lambda batch: batch.gpu_uses.extend(moved))
+
+    async def save(self) -> None:
+        """What the jobs have used so far survives the daemon."""
+        uses = self.meter.all_uses()
+        if not uses:
+            return
+        saving = asyncio.ensure_future(
+            self._controller.call(lambda batch: batch.gpu_uses.extend(uses))
+        )
+        await asyncio.wait({saving}, timeout=SAVE_DEADLINE_S)
+        if saving.done() and saving.exception() is not None:
+            log.warning("gpu_uses_not_saved error=%s", saving.exception())
 
     def _holders(self) -> Iterator[Job]:
         state = self._controller.state

@@ -36,6 +36,7 @@ from gpuschedd.gpu.source import (
     SampleRequest,
     UsedGpu,
 )
+from gpuschedd.gpu.strangers import Strangers
 from gpuschedd.jobs.attempts import Evidence
 from gpuschedd.jobs.controller import Controller
 from gpuschedd.store.records import GpuUse
@@ -48,8 +49,6 @@ STALE_AFTER_S = 15.0  # without a sample: nothing new is placed
 COST_SHARE = 0.05  # of the time, at most, in the driver
 INTERVAL_FACTOR_MAX = 16
 PREFLIGHT_AGE_S = 0.1  # the look that a launch is checked by began no earlier before it
-SAVE_DEADLINE_S = 2.0  # a stop waits no longer for a disk
-STRANGER_BLAME_S = 30.0  # who was beside a job so long before its end may be the cause of it
 EVIDENCE_DEADLINE_S = 2.0  # a job's end waits no longer for the driver's figures
 SAY_AGAIN_S = 3600.0  # that there are still none
 REOPEN_DEADLINE_S = 30.0  # the answer to `resume` waits so long for the driver
@@ -84,10 +83,9 @@ class GpuMonitor:
         )
         self._inventory = HostInventory(controller, is_simulated=source.is_simulated)
         self._health = HealthWatch(health_rules, controller, same_boot=same_boot)
-        self._use = JobUse(controller)
-        self._facts: GpuFacts | None = None
-        self._strangers: dict[GpuUuid, tuple[str, float]] = {}  # beside jobs, and seen when
-        self._use.meter.resume(uses_before)
+        self.use = JobUse(controller)
+        self._strangers = Strangers()
+        self.use.meter.resume(uses_before)
         self._poke = asyncio.Event()
         self._sample: Sample | None = None
         self._factor = 1
@@ -100,6 +98,7 @@ class GpuMonitor:
         self.released: str | None = None  # why the driver is released
         self.no_driver: str | None = None  # why none could ever answer, as things are installed
         self.problem: str | None = None
+        self.memory_problems: tuple[str, ...] = ()  # memory that needs a person, by the last sample
         self.first_sweep = asyncio.Event()
 
     # --- for others ---------------------------------------------------------------------------
@@ -122,19 +121,10 @@ class GpuMonitor:
         return max(0.0, boottime_s() - self._sample.taken_boottime_s)
 
     @property
-    def lacks_driver(self) -> bool:
-        """No driver is installed, and no GPU is on record: it is not away for a while."""
+    def has_record(self) -> bool:
+        """Whether the host has had GPUs."""
         uuids = self._controller.state.gpu_rows
-        had_gpus = any(not uuid.startswith(SIMULATED_PREFIX) for uuid in uuids)
-        if self.no_driver is None or had_gpus:
-            return False
-        log.error("no_driver text=%s", self.no_driver)
-        return True
-
-    @property
-    def memory_problems(self) -> tuple[str, ...]:
-        """Memory that needs a person, by the last sample."""
-        return self._facts.problems if self._facts is not None and not self.is_stale else ()
+        return any(not uuid.startswith(SIMULATED_PREFIX) for uuid in uuids)
 
     @property
     def source_name(self) -> str:
@@ -159,13 +149,13 @@ class GpuMonitor:
 
     def uses_now(self, job: Job) -> tuple[GpuUse, ...]:
         """What a job has used so far; empty where it is not metered."""
-        return self._use.meter.uses((job.job_id, job.attempt))
+        return self.use.meter.uses((job.job_id, job.attempt))
 
     def job_gone(self, job: Job) -> None:
         """Its GPUs need a look newer than its end."""
         key = (job.job_id, job.attempt)
         uuids = [grant.uuid for grant in job.grants]
-        self._use.meter.forget(key)
+        self.use.meter.forget(key)
         if uuids:
             self._free.job_ended(key, uuids, boottime_s())
             self._poke.set()
@@ -256,7 +246,7 @@ class GpuMonitor:
         The driver has accounts also of a process that no sweep has seen: the main one is asked for.
         """
         key = (job.job_id, job.attempt)
-        pids = self._use.meter.pids(key)
+        pids = self.use.meter.pids(key)
         if main_pid is not None:
             for grant in job.grants:
                 pids.setdefault(grant.uuid, set()).add(main_pid)
@@ -269,20 +259,8 @@ class GpuMonitor:
             await asyncio.wait({asking}, timeout=EVIDENCE_DEADLINE_S)
             accounts = asking.result() if asking.done() else {}
         fault = self._health.fault_of(job, self._inventory.info)
-        uses = self._use.meter.uses(key, accounts, job.started_at_s)
-        return Evidence(uses, fault, self._stranger_beside(job))
-
-    def _stranger_beside(self, job: Job) -> str | None:
-        """Who else was on its GPUs shortly before its end, by name and amount."""
-        since_s = boottime_s() - STRANGER_BLAME_S
-        texts = [
-            f"GPU {self._inventory.info[grant.uuid].index} was in use by {text} as well"
-            for grant in job.grants
-            if grant.uuid in self._strangers
-            for text, at_s in [self._strangers[grant.uuid]]
-            if at_s >= since_s
-        ]
-        return "; ".join(texts) or None
+        uses = self.use.meter.uses(key, accounts, job.started_at_s)
+        return Evidence(uses, fault, self._strangers.beside(job, self._inventory.info))
 
     # --- the loop -----------------------------------------------------------------------------
 
@@ -296,24 +274,6 @@ class GpuMonitor:
                 worked = await asyncio.shield(self._looking)
             self.first_sweep.set()
             await self._pause(worked)
-
-    async def first_look(self, ended: asyncio.Future[None], within_s: float) -> None:
-        """Have GPUs, or a reason for none, before the first client asks; or the end of `ended`."""
-        first = asyncio.ensure_future(self.first_sweep.wait())
-        tasks: set[asyncio.Future[Any]] = {first, ended}
-        await asyncio.wait(tasks, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
-        first.cancel()
-
-    async def save(self) -> None:
-        """What the jobs have used so far survives the daemon."""
-        uses = self._use.meter.all_uses()
-        if uses:
-            saving = asyncio.ensure_future(
-                self._controller.call(lambda batch: batch.gpu_uses.extend(uses))
-            )
-            await asyncio.wait({saving}, timeout=SAVE_DEADLINE_S)
-            if saving.done() and saving.exception() is not None:
-                log.warning("gpu_uses_not_saved error=%s", saving.exception())
 
     async def close(self) -> None:
         """End the look that is under way: nobody needs its answer."""
@@ -428,11 +388,11 @@ class GpuMonitor:
         self._health.take(self._sample, self._inventory.info)
         facts = self._derive()
         if facts is not None:
-            self._use.take(self._sample, facts)
+            self.use.take(self._sample, facts)
 
     def begin(self, job: Job) -> None:
         """A job was placed: what is in use on its GPUs before it."""
-        self._use.begin(job, self._sample)
+        self.use.begin(job, self._sample)
 
     def _derive(self) -> GpuFacts | None:
         """The facts of the last sample, with what changed since: drains, ends, configuration."""
@@ -451,11 +411,10 @@ class GpuMonitor:
             self._standing(),
             controller.clock.now_s(),
         )
-        self._facts = facts
-        at_s = self._sample.taken_boottime_s
-        self._strangers |= {uuid: (text, at_s) for uuid, text in facts.strangers.items()}
+        self.memory_problems = facts.problems if self._unread_text() is None else ()
+        self._strangers.take(facts, self._sample.taken_boottime_s)
         self._inventory.keep(self._sample, facts)
-        self._use.follow(facts)
+        self.use.follow(facts)
         controller.set_gpus(facts.gpus)
         return facts
 
@@ -479,3 +438,18 @@ class GpuMonitor:
         if self.problem is not None and age_s is not None and age_s > STALE_AFTER_S:
             return self.problem
         return None
+
+
+async def first_look(monitor: GpuMonitor, ended: asyncio.Future[None], within_s: float) -> bool:
+    """Have GPUs, or a reason for none, before the first client asks; or the end of `ended`.
+
+    False: no driver is installed, and no GPU is on record, so it is not away for a while.
+    """
+    first = asyncio.ensure_future(monitor.first_sweep.wait())
+    tasks: set[asyncio.Future[Any]] = {first, ended}
+    await asyncio.wait(tasks, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
+    first.cancel()
+    if monitor.no_driver is None or monitor.has_record:
+        return True
+    log.error("no_driver text=%s", monitor.no_driver)
+    return False

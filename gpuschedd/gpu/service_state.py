@@ -89,6 +89,7 @@ def identity_of(info: GpuInfo, reading: GpuReading | None) -> Gpu:
         shareable=shareable,
         island=info.island,
         links=info.links,
+        joined=info.joined,
         is_slice=info.parent_uuid is not None,
         index_is_past=info.index_is_past,
     )

@@ -50,6 +50,7 @@ class GpuInfo:
     gpu_instance: int | None = None  # of a slice
     compute_instance: int | None = None
     island: int | None = None  # GPUs with the same number are connected by NVLink
+    joined: tuple[GpuUuid, ...] = ()  # by NVLink, also with those of another island
     links: tuple[tuple[GpuUuid, int], ...] = ()  # score to each peer, larger is better
     cpus: tuple[int, ...] = ()
     numa: int | None = None

@@ -65,7 +65,7 @@ def info_of(entry: dict[str, Any]) -> GpuInfo:
     """Identity of one GPU or slice."""
     names = set(GpuInfo.__dataclass_fields__)
     values = {name: value for name, value in entry.items() if name in names}
-    for name in ("cpus", "device_nodes"):
+    for name in ("cpus", "device_nodes", "joined"):
         values[name] = tuple(values.get(name, ()))
     values["links"] = tuple((GpuUuid(peer), score) for peer, score in values.get("links", ()))
     return replace(GpuInfo(**values), uuid=GpuUuid(entry["uuid"]))

@@ -34,7 +34,7 @@ def add_nearness(lib: Library, gpus: Sequence[Device], inventory: Sequence[dict[
 
 
 def add_links(lib: Library, gpus: Sequence[Device], inventory: Sequence[dict[str, Any]]) -> None:
-    """Put `links` (peer, score) and `island` into the inventory's maps."""
+    """Put `links` (peer, score), `joined` and `island` into the inventory's maps."""
     facts = {entry["uuid"]: entry for entry in inventory}
     if len(gpus) < 2:
         return
@@ -55,6 +55,8 @@ def add_links(lib: Library, gpus: Sequence[Device], inventory: Sequence[dict[str
             score += int(numa is not None and numa == facts[other.uuid].get("numa"))
             facts[one.uuid]["links"].append([other.uuid, score])
             facts[other.uuid]["links"].append([one.uuid, score])
+    for one_uuid, other_uuid in sorted(joined):
+        facts[one_uuid].setdefault("joined", []).append(other_uuid)
     for number, island in enumerate(islands([gpu.uuid for gpu in gpus], joined)):
         for uuid in island:
             facts[uuid]["island"] = number
