@@ -33,7 +33,7 @@ from gpuschedd.config.toml import ConfigError, changed_keys, with_limits
 from gpuschedd.core import fairshare
 from gpuschedd.gpu.attribution import Attribution
 from gpuschedd.gpu.monitor import GpuMonitor, first_look
-from gpuschedd.gpu.vendors import vendor_of
+from gpuschedd.gpu.vendors import vendor_of, with_visible_gpus
 from gpuschedd.jobs import holds
 from gpuschedd.jobs.controller import Controller
 from gpuschedd.jobs.state import State, policy_of
@@ -446,9 +446,10 @@ def read_config(options: Options) -> Config:
     base = Config()
     if options.is_system:
         base = with_limits(base, SYSTEM_DEFAULT_LIMIT_S, SYSTEM_MAX_LIMIT_S)
-    return config_file.load(
+    found = config_file.load(
         options.config, options.overrides, base, others_may=0o055 if options.is_system else 0o075
     )
+    return found if options.is_system else with_visible_gpus(found)
 
 
 def run(options: Options) -> int:

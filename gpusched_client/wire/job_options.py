@@ -292,9 +292,9 @@ class JobOptions(Message):
         reader=text(256),
         default=None,
         section=Section.RESOURCES,
-        flags=("--gpu-model",),
+        flags=("--gpu-model", "--mig"),
         metavar="MODEL",
-        help="Only GPUs of this model.",
+        help="Only GPUs of this model, or MIG slices of this profile, as 1g.10gb.",
         words=_model_words,
         fact=("Model", lambda job: job.gpu_model or ""),
     )

@@ -29,19 +29,42 @@ SHOWN_IDS_MAX = 10
 LITTLE_DISK_BYTES = 256 * 2**20
 
 
+#: What a line of the log puts right, by the first words of both.
+_PUT_RIGHT = {
+    "gpus_back": frozenset({"gpus_down", "driver_failed", "sample_failed"}),
+    "reloaded": frozenset({"reload_refused"}),
+    "storage_writable": frozenset({"storage_blocked"}),
+    "host_open": frozenset({"host_closed"}),
+}
+#: Worth a line in the log, and nothing for a person to do.
+_HARMLESS = frozenset({"no_device_filter", "driver_warning", "gpus_by_environment"})
+
+
 class RecentErrors(logging.Handler):
-    """The newest warnings and errors of the log, in memory."""
+    """The newest warnings and errors of the log, in memory, until they are put right."""
 
     def __init__(self) -> None:
-        super().__init__(logging.WARNING)
+        super().__init__(logging.INFO)
         self.kept: deque[LoggedProblem] = deque(maxlen=KEPT_ERRORS_MAX)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep one line; of a traceback the error itself."""
         text = record.getMessage()
+        word = text.partition(" ")[0]
+        if record.levelno < logging.WARNING:
+            self._put_right(_PUT_RIGHT.get(word, frozenset()))
+            return
+        if word in _HARMLESS:
+            return
         if record.exc_info is not None and record.exc_info[1] is not None:
             text += f": {record.exc_info[1]!r}"
         self.kept.append(LoggedProblem(at_s=record.created, text=text[:ERROR_CHARS_MAX]))
+
+    def _put_right(self, words: frozenset[str]) -> None:
+        left = [each for each in self.kept if each.text.partition(" ")[0] not in words]
+        if len(left) < len(self.kept):
+            self.kept.clear()
+            self.kept.extend(left)
 
 
 class GpuStatus(Protocol):
@@ -60,8 +83,8 @@ class GpuStatus(Protocol):
         """Since the last sweep that worked; None before the first."""
 
     @property
-    def memory_problems(self) -> tuple[str, ...]:
-        """Memory that needs a person, by the last sample."""
+    def needs_person(self) -> tuple[str, ...]:
+        """What does, by the last sample: memory, and parts of the driver."""
 
 
 class HealthReport:
@@ -144,7 +167,7 @@ class HealthReport:
         for gpu in self._state.gpus:
             if gpu.state not in (GpuState.OK, GpuState.DRAINED):
                 yield f"GPU {gpu.label} is {gpu.state}: {gpu.state_text}"
-        yield from self._gpus.memory_problems
+        yield from self._gpus.needs_person
 
     def _job_problems(self) -> Iterator[str]:
         state = self._state

@@ -48,9 +48,9 @@ def _shared_key(slot: Slot) -> tuple[int, int]:
     return (slot.headroom_bytes, slot.position)
 
 
-def _whole_key(slot: Slot) -> tuple[int, int]:
-    """The smallest card that suits."""
-    return (slot.gpu.total_bytes, slot.position)
+def _whole_key(slot: Slot) -> tuple[bool, int, int]:
+    """The smallest card that suits; a slice of one only where nothing else is left."""
+    return (slot.gpu.is_slice, slot.gpu.total_bytes, slot.position)
 
 
 def pair_score(one: Slot, other: Slot) -> int:
@@ -79,8 +79,12 @@ def _by_island(slots: Sequence[Slot], count: int) -> list[Slot]:
     if enough:
         _size, _number, best = min(enough)
         return [slot for slot in slots if slot.gpu.island == best][:count]
-    ranked = sorted(slots, key=lambda s: (-sizes[s.gpu.island], s.gpu.island or 0, s.position))
-    return ranked[:count]
+
+    def rank(slot: Slot) -> tuple[bool, int, int, int]:
+        island = slot.gpu.island
+        return (slot.gpu.is_slice, -sizes[island], island or 0, slot.position)
+
+    return sorted(slots, key=rank)[:count]
 
 
 class _Links:
@@ -100,14 +104,15 @@ class _Links:
         }
         self._taken = {one.position: sum(pair_score(one, o) for o in taken) for one in slots}
 
-    def key(self, chosen: Iterable[Slot]) -> tuple[int, int, int, tuple[int, ...]]:
-        """Smaller is better: links inside, links to the rest, size of the cards, positions."""
+    def key(self, chosen: Iterable[Slot]) -> tuple[int, int, int, int, tuple[int, ...]]:
+        """Smaller is better: slices, links inside, links to the rest, size of cards, positions."""
         chosen = tuple(chosen)
+        slices = sum(slot.gpu.is_slice for slot in chosen)
         inside = sum(self._pair[a.position, b.position] for a, b in combinations(chosen, 2))
         outside = sum(self._all[slot.position] for slot in chosen) - 2 * inside
         inside += sum(self._taken[slot.position] for slot in chosen)
         size = sum(slot.gpu.total_bytes for slot in chosen)
-        return (-inside, outside, size, tuple(sorted(slot.position for slot in chosen)))
+        return (slices, -inside, outside, size, tuple(sorted(slot.position for slot in chosen)))
 
     def grow(self, seed: Slot, count: int) -> list[Slot]:
         """A set grown from one GPU, each time by the one best linked to it."""

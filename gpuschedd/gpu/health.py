@@ -116,9 +116,11 @@ class HealthBook:
             self._take_checks(self._record(reading.uuid), reading.checks)
 
     def _take_checks(self, record: _Record, checks: HealthChecks) -> None:
-        record.warning = (
-            "a row remap is pending: reset it when convenient" if checks.remap_pending else None
-        )
+        texts = [
+            "a row remap is pending: reset it when convenient" if checks.remap_pending else None,
+            self.rules.slowdown_text(checks.slowdown or 0),
+        ]
+        record.warning = "; ".join(text for text in texts if text) or None
         found = self._conditions(record, checks)
         record.acknowledged &= found.keys()
         for name, illness in found.items():

@@ -98,7 +98,7 @@ class GpuMonitor:
         self.released: str | None = None  # why the driver is released
         self.no_driver: str | None = None  # why none could ever answer, as things are installed
         self.problem: str | None = None
-        self.memory_problems: tuple[str, ...] = ()  # memory that needs a person, by the last sample
+        self.needs_person: tuple[str, ...] = ()  # memory, and parts of the driver, as last seen
         self.first_sweep = asyncio.Event()
 
     # --- for others ---------------------------------------------------------------------------
@@ -411,7 +411,8 @@ class GpuMonitor:
             self._standing(),
             controller.clock.now_s(),
         )
-        self.memory_problems = facts.problems if self._unread_text() is None else ()
+        problems = (*facts.problems, *self._sample.problems)
+        self.needs_person = problems if self._unread_text() is None else ()
         self._strangers.take(facts, self._sample.taken_boottime_s)
         self._inventory.keep(self._sample, facts)
         self.use.follow(facts)

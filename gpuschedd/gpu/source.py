@@ -91,6 +91,7 @@ class HealthChecks:
     uncorrected_errors: int | None = None  # volatile: since the driver was loaded
     compute_mode: int | None = None
     drained: bool | None = None
+    slowdown: int | None = None  # why it runs below its clocks, in the vendor's bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +141,7 @@ class Sample:
     readings: tuple[GpuReading, ...]
     events: tuple[GpuEvent, ...] = ()
     warnings: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()  # of the warnings: what needs a person
     unopened: tuple[tuple[GpuInfo, GpuReading], ...] = ()  # counted by the driver, never opened
     cost_s: float = 0.0  # spent in the driver
     calls: int = 0
@@ -210,6 +212,9 @@ class HealthRules(Protocol):
 
     def of_uncorrected_errors(self) -> Illness | None:
         """What new uncorrectable memory errors do to it."""
+
+    def slowdown_text(self, reasons: int) -> str | None:
+        """Why it is slowed down, in words; None: by nothing that people should look at."""
 
     def action_text(self, action: int) -> str:
         """What the driver asks for, in words."""

@@ -44,6 +44,15 @@ def test_whole_job_takes_the_smallest_card_that_suits() -> None:
     assert placed((gpu(0), gpu(1, total_bytes=24 * GIB)), 1) == [1]
 
 
+def test_whole_job_takes_a_whole_card_before_a_slice_of_one() -> None:
+    """Unless it asks for slices, or nothing else is free."""
+    part = gpu(0, total_bytes=10 * GIB, is_slice=True, model="A100 MIG 1g.10gb")
+    assert placed((part, gpu(1)), 1) == [1]
+    linked_card = gpu(1, links=((uuid(2), 100),))
+    assert placed((part, linked_card, gpu(2, links=((uuid(1), 100),))), 1) in ([1], [2])
+    assert placed((part, gpu(1)), 1, busy=(running(1, [1]),)) == [0]
+
+
 def test_one_gpu_job_leaves_the_large_connected_set_whole() -> None:
     cards = tuple(gpu(n, island=0 if n < 4 else 1) for n in range(6))
     assert placed(cards, 1) == [4]

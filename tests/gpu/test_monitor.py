@@ -896,3 +896,40 @@ def test_a_job_on_a_gpu_that_cannot_be_opened_any_more_is_shown_there(
             (1, uuid_of(1)),
         ]
         assert gpus_by_index(client) == {0: "ok", 1: "unread"}
+
+
+def test_the_daemon_s_own_cuda_visible_devices_is_taken_as_gpus_and_said_once(
+    driver: FakeDriver, daemon_over: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In user mode, where the configuration names none."""
+    another(driver)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    daemon = daemon_over(driver)
+    with daemon.client() as client:
+        assert gpus_by_index(client) == {1: "ok"}
+        job = client.submit(["true"], output="/dev/null")
+        assert client.wait(job.id, timeout_s=30).gpu_indices == (1,)
+    assert daemon.log.read_text().count("CUDA_VISIBLE_DEVICES is taken as gpus: 1") == 1
+    (daemon.place / "config.toml").write_text("gpus = [0]\n")
+    assert daemon.run("gctl", "reload").returncode == 0
+    with daemon.client() as client:
+        until(lambda: gpus_by_index(client) == {0: "ok"}, "the configuration's word wins")
+
+
+def test_status_says_only_what_is_true_now(driver: FakeDriver, daemon_over: Start) -> None:
+    """Neither what is harmless, nor what was put right."""
+    driver.gpu(0, persistence=0)
+    daemon = daemon_over(driver)
+    with daemon.client() as client:
+        driver.set(init=DRIVER_NOT_LOADED)
+        _kill_nvml_child(daemon)
+        until(lambda: "modprobe nvidia" in daemon.run("gctl", "status").stdout, "it is told")
+        driver.set(init=0)
+        assert daemon.run("gctl", "gpus", "release").returncode == 0
+        assert daemon.run("gctl", "gpus", "resume").returncode == 0
+        until(lambda: gpus_by_index(client) == {0: "ok"}, "it is back")
+    assert "persistence mode off" in daemon.log.read_text()
+    status = daemon.run("gctl", "status")
+    assert status.returncode == 0
+    assert "All is well." in status.stdout
+    assert "Last errors" not in status.stdout

@@ -5,10 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from gpuschedd.gpu.nvidia.device import Device
-from gpuschedd.gpu.nvidia.library import SUCCESS, Library
+from gpuschedd.gpu.nvidia.library import SUCCESS, Failed, Library
 
 _ECC_FIELD, _PENDING_FIELD, _FAILED_FIELD, _RECOVERY_FIELD = 4, 144, 145, 230
 _UNCORRECTED, _VOLATILE = 1, 0
+_SLOWDOWN = (
+    "nvmlDeviceGetCurrentClocksEventReasons",
+    "nvmlDeviceGetCurrentClocksThrottleReasons",
+)
 
 
 def checks_of(lib: Library, device: Device) -> dict[str, Any]:
@@ -29,6 +33,10 @@ def checks_of(lib: Library, device: Device) -> dict[str, Any]:
         )
     checks["remap_pending"] = None if pending is None else bool(pending)
     checks["remap_failed"] = None if failed is None else bool(failed)
+    try:
+        checks["slowdown"] = int(lib.newest(_SLOWDOWN, owner.handle))
+    except Failed:
+        checks["slowdown"] = None
     return checks | modes_of(lib, device)
 
 

@@ -38,6 +38,12 @@ XID_TEXTS: Mapping[int, str] = {
     156: "resource retirement",
     158: "timeout of the GPU's memory system",
 }
+_SLOWDOWNS = {
+    0x08: "hardware slowdown",
+    0x20: "too hot, by software",
+    0x40: "too hot, by hardware",
+    0x80: "power brake",
+}
 _ACTIONS = {
     1: "reset of the GPU",
     2: "reboot of the host",
@@ -75,6 +81,11 @@ class XidRules:
     def of_uncorrected_errors(self) -> Illness | None:
         """As the Xid of a double-bit error, which not every driver reports."""
         return self.of_fault(DOUBLE_BIT_XID)
+
+    def slowdown_text(self, reasons: int) -> str | None:
+        """Heat and the power supply; a limit of clocks or power that somebody set is as it is."""
+        found = [text for bit, text in _SLOWDOWNS.items() if reasons & bit]
+        return f"it is slowed down ({', '.join(found)})" if found else None
 
     def action_text(self, action: int) -> str:
         """What the driver asks for (field 230)."""

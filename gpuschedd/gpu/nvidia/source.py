@@ -420,6 +420,7 @@ class NvmlGpus:
             readings=tuple(readings),
             events=tuple(GpuEvent(GpuUuid(u), kind, n) for u, kind, n in reply["events"]),
             warnings=self._warnings if difference is None else (*self._warnings, difference),
+            problems=self._parts.warnings(),
             unopened=tuple(self._unopened),
             cost_s=reply["cost_s"],
             calls=reply["calls"],

@@ -85,6 +85,20 @@ def test_remaps_and_ecc_are_asked_by_older_calls_where_fields_are_not_there_54(
     assert "remap failed" in judge.gpu(gpus().sample(health=True)).state_text
 
 
+@pytest.mark.parametrize(
+    ("bits", "words"), [(0x40, "it is slowed down (too hot, by hardware)"), (0x4, ""), (0x1, "")]
+)
+def test_a_gpu_that_is_slowed_down_by_heat_says_so_and_stays_in_service(
+    driver: FakeDriver, gpus: Open, judge: Judge, bits: int, words: str
+) -> None:
+    """A cap of power that somebody set, and idle clocks, are as they are."""
+    driver.gpu(0, throttle=bits)
+    sample = gpus().sample(health=True)
+    judge.facts(sample)
+    assert (judge.health.warning(UUID) or "") == words
+    assert judge.gpu(sample).state is GpuState.OK
+
+
 def test_a_gpu_without_events_is_not_sick_55(driver: FakeDriver, gpus: Open, judge: Judge) -> None:
     """It refuses the registration."""
     driver.gpu(0, events=0)

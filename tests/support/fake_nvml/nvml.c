@@ -34,7 +34,7 @@ typedef struct Device {
     int here;
     char uuid[96], name[96], pci[32];
     int minor, mode, persistence, drained, numa, mig, fabric, gi, ci, accounting, events;
-    int util, memutil, power_mw, temperature, link_count;
+    int throttle, util, memutil, power_mw, temperature, link_count;
     ull total, reserved, ownerless;
     ull cpus[16];
     char link[LINKS][32]; /* "" down, "switch", or the peer's index */
@@ -115,6 +115,7 @@ static void read_gpu(int index, const char *key, const char *value)
     else if (!strcmp(key, "fabric")) gpu->fabric = atoi(value);
     else if (!strcmp(key, "accounting")) gpu->accounting = atoi(value);
     else if (!strcmp(key, "events")) gpu->events = atoi(value);
+    else if (!strcmp(key, "throttle")) gpu->throttle = atoi(value);
     else if (!strcmp(key, "util")) gpu->util = atoi(value);
     else if (!strcmp(key, "memutil")) gpu->memutil = atoi(value);
     else if (!strcmp(key, "power_mw")) gpu->power_mw = atoi(value);
@@ -768,6 +769,12 @@ int nvmlDeviceGetRemappedRows(Device *device, uint *a, uint *b, uint *c, uint *d
     *b = device->remap[1];
     *c = device->remap[2];
     *d = device->remap[3];
+    return SUCCESS;
+}
+int nvmlDeviceGetCurrentClocksThrottleReasons(Device *device, ull *reasons)
+{
+    ENTER(device);
+    *reasons = device->throttle;
     return SUCCESS;
 }
 int nvmlDeviceGetTotalEccErrors(Device *device, uint type, uint counter, ull *count)
