@@ -143,6 +143,45 @@ def test_twenty_three_of_twenty_four_jobs_fit(driver: FakeDriver, daemon_over: S
         assert client.gpus()[0].foreign_bytes == 0
 
 
+def test_as_many_jobs_fit_where_no_process_can_be_matched(
+    driver: FakeDriver, daemon_over: Start
+) -> None:
+    """Four of 5 GiB on 24: what they use counts once, and how to have them matched is told."""
+    driver.gpu(0, total=24 * GIB)
+    driver.set(hidden=1)
+    daemon = daemon_over(driver)
+    words = claim("--vram", "5000", "--hold", "60")
+    with daemon.client() as client:
+        ids = [client.submit(words, vram="5G", output="/dev/null").id for _ in range(4)]
+
+        def all_hold() -> bool:
+            running = all(is_running(client, job_id) for job_id in ids)
+            return running and client.gpus()[0].used_bytes == 4 * 5000 * MIB
+
+        until(all_hold, "all four run and hold their memory")
+        words = ["processes cannot be matched with jobs on GPU 0", "--pid=host"]
+        until(
+            lambda: all(word in daemon.run("gctl", "status").stdout for word in words),
+            "a list of processes is in, and names none of them",
+        )
+        assert client.gpus()[0].foreign_bytes == 0
+
+
+def test_a_job_s_own_container_takes_no_room_from_the_next_job(
+    driver: FakeDriver, daemon_over: Start
+) -> None:
+    """Its processes are no children of the job; they are counted within what it holds."""
+    driver.gpu(0, total=24 * GIB)
+    daemon = daemon_over(driver)
+    with daemon.client() as client:
+        first = client.submit(["sleep", "60"], vram="10G", output="/dev/null")
+        until(lambda: is_running(client, first.id), "it runs")
+        with stranger(0, 10 * 1024):
+            until(lambda: client.gpus()[0].used_bytes == 10 * GIB, "its container has memory")
+            second = client.submit(["sleep", "60"], vram="10G", output="/dev/null")
+            until(lambda: is_running(client, second.id), "there is room for it")
+
+
 def test_fifty_jobs_that_allocate_late_never_pass_the_card(
     driver: FakeDriver, daemon_over: Start
 ) -> None:
@@ -268,7 +307,9 @@ def test_gq_shows_what_a_job_used_and_how_it_ended(
         shown = daemon.run("gq", str(right.id)).stdout
         assert "Peak VRAM:    3.9 GiB (sampled)" in shown
         assert "Verdict:      the declaration was right" in shown
-        assert "GPU busy:     80 % on average" in shown
+        busy = re.search(r"GPU busy: +(\d+) % on average", shown)
+        assert busy is not None
+        assert 0 < int(busy[1]) <= 80  # nothing before its process was there
         assert re.search(r"Energy: +\d+\.", shown)
         assert "Cause:        exit" in shown
         killed = run(client, 9000, "--signal", "6")

@@ -117,7 +117,10 @@ class Driver:
             "driver": str(version),
             "count": max(count, self._counted),
             "inventory": inventory,
-            "left_out": [{"index": index, **why} for index, why in self._found.left_out.items()],
+            "left_out": [
+                {"index": index, **why}
+                for index, why in (self._found.left_out | self._found.nameless).items()
+            ],
             "warnings": warnings,
         }
 

@@ -19,6 +19,7 @@ class Identification:
         self._memory = memory
         self.devices: list[Device] = []
         self.left_out: dict[int, dict[str, Any]] = {}  # GPUs that could not be opened, by index
+        self.nameless: dict[int, dict[str, Any]] = {}  # the same, for what no other try changes
 
     def open_gpu(
         self, index: int, request: dict[str, Any], warnings: list[str]
@@ -35,7 +36,9 @@ class Identification:
             self.left_out[index] = {"fault": fault, "reason": failure.text}
             return []
         if not uuid or any(uuid == (known.parent or known).uuid for known in self.devices):
-            warnings.append(f"GPU {index} is left out, its UUID is not a name of its own: {uuid!r}")
+            text = f"its UUID is not a name of its own: {uuid!r}"
+            warnings.append(f"GPU {index} is left out, {text}")
+            self.nameless[index] = {"fault": "unread", "reason": text}
             return []
         device = Device(handle, uuid, index, None)
         mode = self._lib.ask("nvmlDeviceGetMigMode", handle)

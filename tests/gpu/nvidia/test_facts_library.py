@@ -341,10 +341,12 @@ def test_a_uuid_names_one_gpu(driver: FakeDriver, gpus: Open) -> None:
         driver.gpu(index, **{**driver.gpus[0], "uuid": uuid, "minor": index})
     sample = gpus().sample()
     assert [info.index for info in sample.inventory] == [0]
-    assert [text.split(":")[0] for text in sample.warnings] == [
+    texts = [text.split(":")[0] for text in sample.warnings]
+    assert texts[:2] == [
         "GPU 1 is left out, its UUID is not a name of its own",
         "GPU 2 is left out, its UUID is not a name of its own",
     ]
+    assert [info.index for info, _ in sample.unopened] == [1, 2]
 
 
 def test_shares_and_watts_that_cannot_be_are_none(driver: FakeDriver, gpus: Open) -> None:

@@ -4,8 +4,9 @@ A state file has one fact a line: `gpu INDEX KEY VALUE`, `proc GPU KIND PID BYTE
 -1: the driver gives none), `mig GPU SLOT UUID GI CI TOTAL NAME`, `account GPU PID MAX START_US
 RUNNING UTIL TIME_MS`, `sample GPU PID AT_US SM`, `event NUMBER GPU TYPE DATA`, `p2p A B STATUS`,
 `level A B LEVEL`, and what the calls suffer: `error FUNCTION GPU|* CODE [TIMES]`, `delay .. MS`,
-`hang ..`, `crash ..`, `exit .. STATUS`, `grow .. 0 TIMES` (the list outgrows its size call). `*` as
-FUNCTION is every call about that GPU. Jobs claim memory through `claim.py`, as processes do on a
+`hang ..`, `crash ..`, `exit .. STATUS`, `grow .. 0 TIMES` (the list outgrows its size call); a call
+about a pair suffers for either. `*` as FUNCTION is every call about that GPU. `hidden 1` lists no
+process, though their memory is in use. Jobs claim memory through `claim.py`, as processes do on a
 driver.
 """
 

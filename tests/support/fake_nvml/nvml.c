@@ -61,7 +61,7 @@ static Rule rules[RULES];
 static Event events[EVENTS];
 static int p2p[GPUS][GPUS], levels[GPUS][GPUS];
 static int n_gpus, n_processes, n_accounts, n_samples, n_rules, n_events, n_at_init;
-static int init_code, wide_rows, references;
+static int init_code, wide_rows, hidden, references;
 static char driver_version[64];
 static ull registered_after; /* events before the registration are lost */
 static struct timespec state_time;
@@ -84,7 +84,7 @@ static void clear_state(void)
     memset(gpus, 0, sizeof gpus);
     memset(slices, 0, sizeof slices);
     n_gpus = n_processes = n_accounts = n_samples = n_events = 0;
-    init_code = wide_rows = 0;
+    init_code = wide_rows = hidden = 0;
     for (int a = 0; a < GPUS; a++) {
         gpus[a].index = a;
         gpus[a].slot = -1;
@@ -184,6 +184,7 @@ static void read_line(char *line)
     else if (!strcmp(word, "driver")) snprintf(driver_version, sizeof driver_version, "%s", rest);
     else if (!strcmp(word, "init")) init_code = atoi(rest);
     else if (!strcmp(word, "wide_rows")) wide_rows = atoi(rest);
+    else if (!strcmp(word, "hidden")) hidden = atoi(rest);
     else if (!strcmp(word, "mig")) read_slice(rest);
     else if (!strcmp(word, "proc") && n_processes < ROWS) {
         Process row = {.gi = ~0u, .ci = ~0u, .slot = -1};
@@ -663,6 +664,7 @@ static int list(const char *function, Device *device, char kind, uint *count, Ro
     for (int i = 0; i < view->count; i++)
         found += view->process[i].kind == kind && is_on(&view->process[i], device);
     if (rows && outgrown(function, device->index)) { *count = *count + 1; return INSUFFICIENT_SIZE; }
+    if (hidden) { *count = 0; return SUCCESS; } /* as in a PID namespace of its own */
     if (found > *count || (!rows && found)) { *count = found; return INSUFFICIENT_SIZE; }
     uint at = 0;
     for (int i = 0; i < view->count; i++) {
