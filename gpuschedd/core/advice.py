@@ -16,8 +16,23 @@ OBSTACLES_NAMED_MAX = 4
 def warnings_for(jobs: Iterable[Job], gpus: Iterable[Gpu], policy: Policy) -> tuple[str, ...]:
     """One sentence for each kind of obstacle, each once."""
     known = tuple(gpus)
-    texts = [text for job in jobs if (text := _obstacle(job.request, known, policy)) is not None]
+    texts = [
+        text
+        for job in jobs
+        for text in (_slice_note(job.request, known), _obstacle(job.request, known, policy))
+        if text is not None
+    ]
     return tuple(dict.fromkeys(texts))
+
+
+def _slice_note(request: Request, gpus: tuple[Gpu, ...]) -> str | None:
+    """A whole GPU is a slice of one where there is nothing else; who names a model knows it."""
+    is_plain = request.gpus == 1 and request.vram_bytes is None and request.gpu_model is None
+    suited = [gpu for gpu in gpus if gpu.total_bytes >= request.card_bytes]
+    if not is_plain or not suited or not all(gpu.is_slice for gpu in suited):
+        return None
+    least = min(gpu.total_bytes for gpu in suited)
+    return f"the GPUs here are MIG slices: it gets one, of {bytes_text(least)} or more; see --mig"
 
 
 def beyond_limit(jobs: Iterable[Job], max_gpus: int | None) -> tuple[str, ...]:
