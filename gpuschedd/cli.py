@@ -14,7 +14,8 @@ from gpusched_client import __version__, paths
 from gpusched_client.errors import GpuschedError
 from gpusched_client.terms import Launch
 from gpuschedd.config.toml import ConfigError, changed_keys
-from gpuschedd.daemon import EX_CONFIG, Options, read_config, run
+from gpuschedd.daemon import Options, read_config, run
+from gpuschedd.exits import EX_CONFIG
 from gpuschedd.replay.command import replay
 from gpuschedd.system import install
 from gpuschedd.system.accounts import unknown_names

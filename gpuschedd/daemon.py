@@ -31,6 +31,7 @@ from gpuschedd.config import toml as config_file
 from gpuschedd.config.keys import READ_AT_START, Config
 from gpuschedd.config.toml import ConfigError, changed_keys, with_limits
 from gpuschedd.core import fairshare
+from gpuschedd.exits import EX_CONFIG, EX_IOERR, PLACES_LOST, how_it_ended, status_of
 from gpuschedd.gpu.attribution import Attribution
 from gpuschedd.gpu.monitor import GpuMonitor, first_look
 from gpuschedd.gpu.vendors import vendor_of, with_visible_gpus
@@ -41,7 +42,7 @@ from gpuschedd.jobs.upkeep import Upkeep
 from gpuschedd.logs import log_events, set_up_logging
 from gpuschedd.run.dispatcher import Dispatcher
 from gpuschedd.run.hints import HintSocket
-from gpuschedd.run.launchers.direct import DirectLauncher, Launcher, is_host_short
+from gpuschedd.run.launchers.direct import DirectLauncher, Launcher
 from gpuschedd.run.launchers.systemd import SystemdLauncher
 from gpuschedd.run.runner import Runner
 from gpuschedd.run.spec import LaunchContext, SpecMaker
@@ -49,8 +50,6 @@ from gpuschedd.store.database import (
     DATABASE_NAME,
     StoreBroken,
     StoreDamaged,
-    StoreFull,
-    StoreUnusable,
     StoreVanished,
     typed_opening,
 )
@@ -68,15 +67,10 @@ from gpuschedd.system.threads import started_pool
 
 log = logging.getLogger("gpuschedd")
 
-EX_TEMPFAIL = 75  # another daemon runs here
-EX_CONFIG = 78  # a restart does not help: configuration, database, places
-EX_IOERR = 74
-EX_OSERR = 71  # the host is short of something; a restart may help
 THREAD_TURN_S = 0.001
 COLLECTOR = (50_000, 20, 100)
 ACCOUNTS_EVERY_S = 60.0
 PLACES_EVERY_S = 2.0
-PLACES_LOST = (places.AlreadyRunning, places.Unusable)
 WORK_THREADS = 4  # for what blocks and has no pool of its own
 FIRST_SWEEP_S = 60.0  # READY=1 does not wait longer than this for the first look at the GPUs
 SYSTEM_DEFAULT_LIMIT_S, SYSTEM_MAX_LIMIT_S = 86_400.0, 7 * 86_400.0
@@ -409,36 +403,6 @@ class Daemon:
         while True:
             self.manager.send("WATCHDOG=1")
             await asyncio.sleep(self.manager.watchdog_s)
-
-
-def status_of(error: Exception) -> int:
-    """Of an end that no restart mends: another daemon is there, or a place cannot be used."""
-    return EX_TEMPFAIL if isinstance(error, places.AlreadyRunning) else EX_CONFIG
-
-
-def how_it_ended(error: Exception, state_dir: Path) -> tuple[int, str] | None:
-    """Exit status and words of an end that is no bug of ours; None of one that is."""
-    if isinstance(error, places.AlreadyRunning):
-        return status_of(error), str(error)
-    if is_short(error):
-        text = "the host is short of processes, threads, memory or descriptors for now"
-        return EX_OSERR, f"{error}: {text}"
-    if isinstance(error, (*PLACES_LOST, ConfigError, StoreUnusable, GpuschedError)):
-        return status_of(error), str(error)
-    if isinstance(error, StoreFull):
-        return EX_IOERR, f"the database cannot be written: {error}"
-    if isinstance(error, OSError) and error.errno in places.UNWRITABLE_ERRNOS:
-        return EX_IOERR, f"{error.filename or state_dir} cannot be written: {error.strerror}"
-    return None
-
-
-def is_short(error: BaseException | None) -> bool:
-    """Whether what lies below an error is a want of the host's, which passes."""
-    while error is not None:
-        if isinstance(error, Exception) and is_host_short(error):
-            return True
-        error = error.__cause__
-    return False
 
 
 def read_config(options: Options) -> Config:

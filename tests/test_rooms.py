@@ -24,13 +24,14 @@ WORDS = frozenset({"terms", "errors", "units"})
 DAEMON_ARROWS: dict[str, tuple[str, frozenset[str]]] = {
     "main": ("cli", frozenset()),
     "cli": (
-        "daemon logs api run gpu jobs store config core replay system supervisor",
+        "daemon exits logs api run gpu jobs store config core replay system supervisor",
         WORDS | {"paths", ""},
     ),
     "daemon": (
-        "logs api run gpu jobs store config core system supervisor",
+        "exits logs api run gpu jobs store config core system supervisor",
         WORDS | {"paths", ""},
     ),
+    "exits": ("run store config system", WORDS),
     "logs": ("jobs", WORDS),
     "api": ("run gpu jobs store config core system supervisor", WORDS | {"wire", ""}),
     "run": ("gpu jobs store config core system supervisor", WORDS),

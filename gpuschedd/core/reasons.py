@@ -168,7 +168,7 @@ def foreign(need: Need, slots: Sequence[Slot]) -> Reason:
 def unjoined(need: Need, slots: Sequence[Slot], gpus: Sequence[Gpu]) -> Reason:
     """Enough GPUs, but not joined by NVLink: those that would join them are out of service."""
     joined = max(1, largest_set(slot.gpu for slot in slots))
-    out = _out_of_service(gpus)
+    out = out_of_service(gpus)
     text = (
         f"needs {asks(need)}; of the {len(slots)} that can ever take it at most {joined} are "
         f"joined pair by pair" + (f": {', '.join(out)}" if out else "")
