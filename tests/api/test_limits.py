@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpusched_client.errors import LimitReached
+from gpusched_client.errors import LimitReached, StorageError
 from gpusched_client.wire.fields import InvalidValue
 from gpuschedd.api import limits as budget
 from gpuschedd.api import readers as reads
@@ -115,7 +115,7 @@ def test_a_question_that_fails_or_is_given_up_holds_up_nobody() -> None:
         return list(results)
 
     failed, answered = asyncio.run(run())
-    assert isinstance(failed, KeyError)
+    assert isinstance(failed, StorageError)
     assert answered == 2
 
 

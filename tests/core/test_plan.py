@@ -394,7 +394,9 @@ def test_a_gpu_that_is_away_goes_before_a_limit() -> None:
     busy, limits = [running(9, [0], uid=1)], {1: UserLimit(max_gpus=4)}
     made = plan(snapshot_of(drained, busy, [waiting(1, 4)], limits=limits), EXACT)
     assert made.reasons[JobId(1)].code is PendingReason.GPU_UNAVAILABLE
-    assert made.reasons[JobId(1)].text.endswith("3 can ever take it now: GPU 3 drained (fan)")
+    assert made.reasons[JobId(1)].text.endswith(
+        "only 3 of the GPUs can take it: GPU 3 drained (fan)"
+    )
     made = plan(snapshot_of(gpus(4), busy, [waiting(1, 4)], limits=limits), EXACT)
     assert made.reasons[JobId(1)].code is PendingReason.USER_LIMIT
 

@@ -204,11 +204,12 @@ def test_a_report_that_cannot_be_written_is_an_error_without_traceback(made: Pat
     assert done.stderr == (b"gpuschedd replay: cannot write the report: No space left on device\n")
 
 
-def test_starts_that_cannot_be_written_name_their_place(made: Path) -> None:
-    done = run(str(made), "--gpus", "4", "--starts", "/nonexistent/starts.csv")
+def test_starts_that_cannot_be_written_name_their_place(made: Path, tmp_path: Path) -> None:
+    place = tmp_path / "gone" / "starts.csv"
+    done = run(str(made), "--gpus", "4", "--starts", str(place))
     assert done.exit_code == 74
     assert done.output == (
-        "gpuschedd replay: cannot write /nonexistent/starts.csv: No such file or directory; "
+        f"gpuschedd replay: cannot write {place}: No such file or directory; "
         "give --starts a place that can be written\n"
     )
 

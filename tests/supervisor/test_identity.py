@@ -213,7 +213,7 @@ def test_a_log_reaches_no_further_than_the_user_s_rights(host: SystemHost) -> No
     secret.chmod(0o644)
     (host.work / "log").symlink_to(secret)
     end = host.wait_exit(host.sh("echo x", output=b"log"))
-    assert end.cause == "environment"
+    assert end.cause == "setup"
     assert "Permission denied" in str(end.reason)
     assert secret.read_text() == "untouched"
     assert secret.stat().st_uid == 0
