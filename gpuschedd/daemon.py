@@ -22,6 +22,7 @@ from gpuschedd.api.backups import Backups
 from gpuschedd.api.expected import ExpectedStarts
 from gpuschedd.api.health_report import HealthReport, RecentErrors
 from gpuschedd.api.limits import Connections, RequestBudget
+from gpuschedd.api.planning import PlannerThread
 from gpuschedd.api.readers import FairReader
 from gpuschedd.api.registry import Services
 from gpuschedd.api.server import Server
@@ -181,7 +182,7 @@ class Daemon:
         self.budget = RequestBudget(limits.requests_per_second, is_shared=options.is_system)
         self.connections = Connections(limits.connections, limits.connections_all)
         self.auth = Authenticator(self.controller, self.accounts, options.mode, os.getuid())
-        subscriptions = Subscriptions()
+        subscriptions = Subscriptions(self.budget)
         self.controller.on_commit += [subscriptions.after_commit, log_events]
         self.api = Api(
             Services(
@@ -190,6 +191,7 @@ class Daemon:
                 auth=self.auth,
                 budget=self.budget,
                 reader=FairReader(History(store.path)),
+                planner=PlannerThread(self.budget),
                 expected=ExpectedStarts(self.controller),
                 subscriptions=subscriptions,
                 gpu_readings=self.monitor,
@@ -212,6 +214,7 @@ class Daemon:
             self.api,
             self.connections,
             self.budget,
+            known_accounts=self.auth.known_accounts,
             only_uid=None if options.is_system else os.getuid(),
         )
 

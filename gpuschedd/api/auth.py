@@ -11,6 +11,8 @@ import os
 import pwd
 import socket
 import struct
+import time
+from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -18,10 +20,10 @@ from gpusched_client.errors import Denied, Unavailable
 from gpusched_client.terms import Mode
 from gpusched_client.wire.job_messages import Outcome
 from gpusched_client.wire.methods import Right
-from gpuschedd.api.limits import DENIALS_AN_HOUR_MAX
+from gpuschedd.api.limits import ACCOUNTS_KEPT_S, DENIALS_AN_HOUR_MAX, KEPT_MAX
 from gpuschedd.jobs import holds
 from gpuschedd.jobs.controller import Controller
-from gpuschedd.jobs.principal import Principal
+from gpuschedd.jobs.principal import STRANGERS, Principal
 from gpuschedd.store.records import AuditRow
 from gpuschedd.system.accounts import NameService, is_system_account
 
@@ -83,6 +85,38 @@ def in_group(uid: int, group: str) -> bool:
     return wanted in os.getgrouplist(account.pw_name, account.pw_gid)
 
 
+class KnownAccounts:
+    """On whose allowance a uid lives: its own, or that of all which have no account here.
+
+    Kept for a while: each connection needs it, and a name service may take its time.
+    """
+
+    def __init__(self, accounts: NameService, mode: Mode) -> None:
+        self._accounts = accounts
+        self._is_shared = mode is Mode.SYSTEM
+        self._known: OrderedDict[int, tuple[int, float]] = OrderedDict()  # account, until when
+
+    def get(self, uid: int) -> int | None:
+        """The account; None: it has to be asked."""
+        if not self._is_shared or uid == 0:
+            return uid
+        account, until_s = self._known.get(uid, (uid, 0.0))
+        return account if time.monotonic() < until_s else None
+
+    async def ask(self, uid: int) -> int:
+        """The account. Where nobody answers it is the uid's own: its requests wait all the same."""
+        try:
+            has_one = await self._accounts.ask(lambda: user_name(uid) != str(uid))
+        except TimeoutError:
+            return uid
+        account = uid if has_one else STRANGERS
+        self._known[uid] = (account, time.monotonic() + ACCOUNTS_KEPT_S)
+        self._known.move_to_end(uid)
+        if len(self._known) > KEPT_MAX:
+            self._known.popitem(last=False)
+        return account
+
+
 class Authenticator:
     """Names and rights of peers, asked of the system every few seconds at most per uid."""
 
@@ -95,6 +129,7 @@ class Authenticator:
         self._mode = mode
         self._own_uid = own_uid
         self._callers: dict[int, asyncio.Future[Principal]] = {}
+        self.known_accounts = KnownAccounts(accounts, mode)
         self._denials: dict[tuple[int, int], int] = {}
 
     async def identify(self, peer: Peer) -> Principal:
@@ -136,15 +171,16 @@ class Authenticator:
         if self._mode is Mode.USER:
             return Principal(peer.uid, user, peer.pid, peer.uid == self._own_uid)
         is_admin = peer.uid == 0 or (bool(admin_group) and in_group(peer.uid, admin_group))
-        barred = None
-        if user == str(peer.uid):
+        barred, is_stranger = None, user == str(peer.uid)
+        if is_stranger:
             barred = f"uid {peer.uid} has no account on this host, so nothing can run as it"
         elif is_system_account(peer.uid) and not self._controller.state.config.jobs.system_users:
             barred = (
                 f"jobs of {user} (uid {peer.uid}, below UID_MIN) are not taken here; submit as a "
                 "person, for instance `runuser -u NAME -- gsub ...`, or set jobs.system_users"
             )
-        return Principal(peer.uid, user, peer.pid, is_admin, barred=barred)
+        is_stranger = is_stranger and peer.uid != 0
+        return Principal(peer.uid, user, peer.pid, is_admin, barred=barred, is_stranger=is_stranger)
 
     def forget(self) -> None:
         """The configuration changed: rights are looked up again."""
@@ -153,7 +189,7 @@ class Authenticator:
     def record_denial(self, caller: Principal, method: str, detail: str) -> None:
         """On record, up to a number an hour; a flood of denials does not become a flood of rows."""
         now_s = self._controller.clock.wall_s()
-        key = (caller.uid, int(now_s // 3600))
+        key = (caller.account, int(now_s // 3600))
         count = self._denials.get(key, 0) + 1
         if key not in self._denials:
             self._denials = {k: n for k, n in self._denials.items() if k[1] >= key[1]}

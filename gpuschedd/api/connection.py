@@ -8,9 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from gpusched_client.errors import GpuschedError, Internal, Unavailable
 from gpusched_client.wire import framing
@@ -22,13 +21,17 @@ from gpuschedd.api.limits import (
     LINGER_S,
     OPEN_REQUESTS_MAX,
     TAKEN_AT_ONCE,
+    UNREAD_S,
+    UNSENT_BYTES_ENOUGH,
     UNSENT_BYTES_MAX,
     WHOLE_REQUEST_S,
     Connections,
     OpenRequests,
     RequestBudget,
+    Unsent,
     cost_of,
 )
+from gpuschedd.api.metering import metered
 from gpuschedd.api.registry import Service
 
 log = logging.getLogger(__name__)
@@ -46,21 +49,24 @@ class Shared:
     connections: Connections
     requests: OpenRequests[ServerConnection]
     open: set[ServerConnection]
+    unsent: Unsent = field(default_factory=Unsent)
 
 
 class ServerConnection(asyncio.Protocol):
     """One client. Satisfies registry.Connection."""
 
-    def __init__(self, shared: Shared, peer: Peer) -> None:
-        """`peer`: who the kernel says is at the other end; counted already."""
+    def __init__(self, shared: Shared, peer: Peer, account: int) -> None:
+        """`peer`: who the kernel says is at the other end; counted already, as the account's."""
         self._shared = shared
         self.peer = peer
+        self._account = account
         self._decoder = framing.Decoder(framing.REQUEST_LIMITS)
         self._transport: asyncio.Transport | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._close_callbacks: list[Callable[[], None]] = []
         self._watching = False
+        self._sent_bytes = 0  # taken by the client or not
         self._paused = False
         self._is_dead = False  # takes nothing more: the boundaries of its messages are lost
         self._is_at_end = False  # the client sends nothing more
@@ -69,6 +75,7 @@ class ServerConnection(asyncio.Protocol):
         self._waiting: deque[framing.Incoming] = deque()
         self._goes_on = False  # its next turn is set
         self._not_before: asyncio.TimerHandle | None = None  # its user asks too much
+        self._unsent_timer: asyncio.TimerHandle | None = None  # set while something is unsent
 
     # --- asyncio.Protocol ---------------------------------------------------------------------
 
@@ -76,18 +83,20 @@ class ServerConnection(asyncio.Protocol):
         """From here on it is served."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        transport.set_write_buffer_limits(high=0)  # hear of it as soon as something is unsent
         self._shared.open.add(self)
         self._rearm()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Uncount it and end what waits for it."""
         del exc
-        for timer in (self._timer, self._not_before):
+        for timer in (self._timer, self._not_before, self._unsent_timer):
             if timer is not None:
                 timer.cancel()
         for task in tuple(self._tasks):
             task.cancel()
-        uid = self.peer.uid
+        uid = self._account
+        self._shared.unsent.end(uid, self)
         self._shared.open.discard(self)
         self._shared.requests.forget(uid, self)
         self._shared.connections.release(uid)
@@ -147,9 +156,9 @@ class ServerConnection(asyncio.Protocol):
         self._decode_some()
         if not self._waiting:
             return False
-        if len(self._tasks) >= OPEN_REQUESTS_MAX:
+        if len(self._tasks) >= OPEN_REQUESTS_MAX or self.unsent_bytes > UNSENT_BYTES_ENOUGH:
             return False
-        shared, uid = self._shared, self.peer.uid
+        shared, uid = self._shared, self._account
         if not shared.requests.has_room(uid):
             shared.requests.wait(uid, self)
             return False
@@ -175,24 +184,31 @@ class ServerConnection(asyncio.Protocol):
 
     def _take(self, message: framing.Incoming) -> None:
         if not isinstance(message, framing.RequestFrame):
-            self._shared.budget.charge(self.peer.uid, 1.0)  # it costs time as well
+            self._shared.budget.charge(self._account, 1.0)  # it costs time as well
         if isinstance(message, framing.Malformed):
             self._send(framing.encode_error(message.msgid, message.error))
             if message.is_fatal:
                 self._close_after_linger()
             return
         if isinstance(message, framing.RequestFrame):
-            self._shared.budget.charge(self.peer.uid, cost_of(message.params))
+            self._shared.budget.charge(self._account, cost_of(message.params))
             task = asyncio.ensure_future(self._answer(message))
             self._tasks.add(task)
             if message.method not in LASTING:
-                self._shared.requests.begin(self.peer.uid)
-                task.add_done_callback(lambda _: self._shared.requests.end(self.peer.uid))
+                self._shared.requests.begin(self._account)
+                task.add_done_callback(lambda _: self._shared.requests.end(self._account))
             task.add_done_callback(self._answered)
             return
         # Notifications and responses get no answer in MessagePack-RPC.
 
     async def _answer(self, message: framing.RequestFrame) -> None:
+        """Charged for each step that it takes here."""
+        await metered(self._answer_it(message), self._charge_time)
+
+    def _charge_time(self, spent_s: float) -> None:
+        self._shared.budget.charge_time(self._account, spent_s)
+
+    async def _answer_it(self, message: framing.RequestFrame) -> None:
         try:
             request = read_request(message.method, message.params)
             response = await self._shared.service.handle(self, request)
@@ -251,21 +267,56 @@ class ServerConnection(asyncio.Protocol):
         transport = self._transport
         if transport is None or transport.is_closing():
             return False
-        if transport.get_write_buffer_size() + len(data) > UNSENT_BYTES_MAX + len(data) and data:
-            log.info("slow_reader_cut uid=%d", self.peer.uid)
-            transport.abort()
+        if self.unsent_bytes > UNSENT_BYTES_MAX:
+            self.cut("reads nothing")
             return False
+        self._sent_bytes += len(data)
         transport.write(data)
-        return True
+        if self._unsent_timer is not None:
+            self._shared.unsent.bound(self._account)
+        return not transport.is_closing()
 
-    def notify(self, method: str, params: Mapping[str, Any]) -> bool:
-        """An event for a watcher; False (and nothing sent) while it is half a limit behind."""
-        transport = self._transport
-        if transport is None or transport.is_closing():
+    def notify(self, data: bytes) -> bool:
+        """Events for a watcher; False (and nothing sent) while it is half a limit behind."""
+        if self.unsent_bytes > UNSENT_BYTES_MAX // 2:
             return False
-        if transport.get_write_buffer_size() > UNSENT_BYTES_MAX // 2:
-            return False
-        return self._send(framing.encode_notification(method, params))
+        return self._send(data)
+
+    @property
+    def unsent_bytes(self) -> int:
+        """That the client has not taken yet."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
+    def cut(self, why: str) -> None:
+        """Close it at once, and drop what is unsent."""
+        log.info("slow_reader_cut uid=%d why=%s", self.peer.uid, why)
+        if self._transport is not None:
+            self._transport.abort()
+
+    def pause_writing(self) -> None:
+        """The client does not take what it is sent."""
+        self._shared.unsent.begin(self._account, self)
+        self._expect_reading()
+
+    def _expect_reading(self) -> None:
+        taken = self._sent_bytes - self.unsent_bytes
+        self._unsent_timer = asyncio.get_running_loop().call_later(
+            UNREAD_S, self._look_at_reading, taken
+        )
+
+    def _look_at_reading(self, taken_before: int) -> None:
+        if self._sent_bytes - self.unsent_bytes <= taken_before:
+            self.cut(f"took nothing for {UNREAD_S:.0f} s")
+        else:
+            self._expect_reading()
+
+    def resume_writing(self) -> None:
+        """It has taken all."""
+        if self._unsent_timer is not None:
+            self._unsent_timer.cancel()
+            self._unsent_timer = None
+        self._shared.unsent.end(self._account, self)
+        self.go_on()
 
     def on_close(self, callback: Callable[[], None]) -> None:
         """Call back when the connection is gone."""

@@ -1,23 +1,29 @@
 """What one user may cost the others: connections, requests at once, waits, and the daemon's time.
 
 Every limit on the users of the wire has its number here. Time is a bucket for each uid, filled at a
-steady rate up to a second's worth: a request is charged by what it touches when it is taken, a long
-answer when its turn comes. A user in debt waits, but only while somebody else is active: alone,
-anybody may have all of it. root waits for nobody.
+steady rate up to a second's worth: a request is charged by what it names when it is taken, and by
+the time that it takes while it does; a long answer when its turn comes. A user in debt waits, but
+only while somebody else is active: alone, anybody may have all of it. root waits for nobody. All
+uids without an account share one bucket, and small numbers of everything else.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Generic, Protocol, TypeVar
 
 from gpusched_client.errors import LimitReached
+from gpuschedd.jobs.principal import STRANGERS
 
 # Of one connection.
 OPEN_REQUESTS_MAX = 64  # then it is not read until some are answered
 UNSENT_BYTES_MAX = 4 * 2**20
+UNSENT_BYTES_ENOUGH = 64 * 1024  # then it is not read until all is sent
+UNREAD_S = 60.0  # without a byte taken of what is unsent, then it is closed
 TAKEN_AT_ONCE = 64  # messages; then the others have their turn
 DECODED_BYTES = 4 * 1024  # at once: five bytes of a message may have a thousand when decoded
 WHOLE_REQUEST_S = 10.0  # from a request's first byte to its last
@@ -27,13 +33,23 @@ LINGER_S = 1.0  # after an error that ends the connection
 # Of one user. Connections per uid and requests a second are in the configuration.
 OPEN_PER_UID_MAX = 16  # requests that are being answered; those that wait are not
 WAITS_PER_UID_MAX = 1_000
+WATCHERS_PER_UID_MAX = 256
+UNSENT_PER_UID_MAX = 16 * 2**20  # bytes; then the connection with the most is closed
+ROWS_AT_ONCE = 1_000  # jobs that a user's commands under way name; the same of lists
 QUESTIONS_PER_UID_MAX = 2_000  # to the database, that wait for their turn
 DENIALS_AN_HOUR_MAX = 100  # audit rows of denials per uid and hour; the rest is only counted
+
+# Of all uids without an account, together.
+STRANGERS_CONNECTIONS_MAX = 16
+STRANGERS_WATCHERS_MAX = 4
+ARRIVING_MAX = 64  # connections whose account is being asked for
 
 # Of all. Connections in all are in the configuration.
 KEPT_FOR_ROOT = 16  # connections that only root may take
 WATCHERS_MAX = 1_000
-WATCH_QUEUE_MAX = 1_000  # events that wait for one slow reader; then they are counted, not kept
+WATCH_QUEUE_MAX = 5_000  # newest events, kept for watchers; a slow one is told how many it missed
+WATCH_SLICE = 50  # events at once; then the others have their turn
+UNSENT_IN_ALL_MAX = 64 * 2**20  # bytes; then who has the most is cut
 REFUSALS_MAX = 1_000  # texts of refused connections that are kept
 
 # Of long answers.
@@ -45,7 +61,9 @@ WALK_REST = 20.0  # times as long as it took, before the next
 ACTIVE_S = 1.0  # so long after a request its sender counts as active
 REST_S = 0.005
 ROWS_A_REQUEST = 4.0  # jobs that are named or shown: so many cost as much as one more request
-KEPT_MAX = 10_000  # buckets
+TIME_COST = 4.0  # a second of the daemon's time costs so many seconds' worth of requests
+KEPT_MAX = 10_000  # buckets, and uids whose account is known
+ACCOUNTS_KEPT_S = 60.0  # so long an account that was just made may be unknown
 
 _NAMING = ("jobs", "job_ids", "ids")
 
@@ -71,6 +89,11 @@ class Connections:
 
     def admit(self, uid: int) -> None:
         """Count one more of this user. Raises LimitReached; root is never refused."""
+        if uid == STRANGERS and self._of[uid] >= STRANGERS_CONNECTIONS_MAX:
+            raise LimitReached(
+                f"{self._of[uid]} connections of uids without an account are open; they share "
+                f"{STRANGERS_CONNECTIONS_MAX}. Close some, or connect as a user of this host."
+            )
         if uid != 0 and self._of[uid] >= self.per_uid:
             raise LimitReached(
                 f"{self._of[uid]} connections of uid {uid} are open; the limit is {self.per_uid}. "
@@ -82,6 +105,10 @@ class Connections:
             )
         self._of[uid] += 1
         self.total += 1
+
+    def of(self, uid: int) -> int:
+        """How many are open."""
+        return self._of[uid]
 
     def release(self, uid: int) -> None:
         """One of this user's is gone."""
@@ -96,6 +123,17 @@ class Waiter(Protocol):
 
     def go_on(self) -> None:
         """There may be room now."""
+
+
+class Reader(Protocol):
+    """Somebody who is sent something."""
+
+    @property
+    def unsent_bytes(self) -> int:
+        """That it has not taken yet."""
+
+    def cut(self, why: str) -> None:
+        """Close it, and drop what is unsent."""
 
 
 W = TypeVar("W", bound=Waiter)
@@ -141,6 +179,91 @@ class OpenRequests(Generic[W]):
         self._waiting.get(uid, {}).pop(waiter, None)
 
 
+class Turns:
+    """Work of one user under way at once, in rows: what would be more waits, in order.
+
+    So no user can have more of one step of the daemon than that, however much is asked at once.
+    """
+
+    def __init__(self, rows_max: int = ROWS_AT_ONCE) -> None:
+        self._rows_max = rows_max
+        self._under_way: Counter[int] = Counter()  # rows, by account
+        self._waiting: dict[int, deque[tuple[int, asyncio.Future[None]]]] = {}
+
+    @asynccontextmanager
+    async def of(self, account: int, rows: int) -> AsyncIterator[None]:
+        """While the block lasts, so many rows of the account's are under way."""
+        rows = max(1, min(rows, self._rows_max))
+        if account in self._waiting or not self._has_room(account, rows):
+            mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.setdefault(account, deque()).append((rows, mine))
+            try:
+                await mine
+            except asyncio.CancelledError:
+                if mine.done() and not mine.cancelled():
+                    self._end(account, rows)
+                raise
+        else:
+            self._under_way[account] += rows
+        try:
+            yield
+        finally:
+            self._end(account, rows)
+
+    def _has_room(self, account: int, rows: int) -> bool:
+        return self._under_way[account] + rows <= self._rows_max
+
+    def _end(self, account: int, rows: int) -> None:
+        self._under_way[account] -= rows
+        waiting = self._waiting.get(account, deque())
+        while waiting and (waiting[0][1].done() or self._has_room(account, waiting[0][0])):
+            wanted, first = waiting.popleft()
+            if not first.done():  # its connection may be gone
+                self._under_way[account] += wanted
+                first.set_result(None)
+        if not waiting:
+            self._waiting.pop(account, None)
+        if not self._under_way[account]:
+            del self._under_way[account]
+
+
+class Unsent:
+    """The bytes that wait for readers, by user and in all: who reads nothing holds no memory."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, set[Reader]] = {}
+
+    def begin(self, account: int, reader: Reader) -> None:
+        """Not all that was sent to it has been taken."""
+        self._of.setdefault(account, set()).add(reader)
+
+    def end(self, account: int, reader: Reader) -> None:
+        """It has taken all, or is gone."""
+        readers = self._of.get(account)
+        if readers is not None:
+            readers.discard(reader)
+            if not readers:
+                del self._of[account]
+
+    def bound(self, account: int) -> None:
+        """Cut those with the most until both bounds hold again."""
+        while sum(self._sizes(account).values()) > UNSENT_PER_UID_MAX:
+            self._cut(account)
+        while (totals := {uid: sum(self._sizes(uid).values()) for uid in self._of}) and (
+            sum(totals.values()) > UNSENT_IN_ALL_MAX
+        ):
+            self._cut(max(totals, key=totals.__getitem__))
+
+    def _sizes(self, account: int) -> dict[Reader, int]:
+        return {reader: reader.unsent_bytes for reader in self._of.get(account, ())}
+
+    def _cut(self, account: int) -> None:
+        sizes = self._sizes(account)
+        largest = max(sizes, key=sizes.__getitem__)
+        self.end(account, largest)
+        largest.cut("has the most unread bytes")
+
+
 class RequestBudget:
     """The buckets of all users."""
 
@@ -156,6 +279,13 @@ class RequestBudget:
         now_s = time.monotonic()
         self._seen[uid] = now_s
         self._seen.move_to_end(uid)
+        self._take(uid, cost, now_s)
+
+    def charge_time(self, uid: int, spent_s: float) -> None:
+        """Take the daemon's time for this uid, whether it has asked or is only told something."""
+        self._take(uid, spent_s * TIME_COST * self.per_second, time.monotonic())
+
+    def _take(self, uid: int, cost: float, now_s: float) -> None:
         if len(self._left) >= KEPT_MAX or len(self._seen) >= KEPT_MAX:
             self._left.clear()
             self._seen.clear()
@@ -173,9 +303,13 @@ class RequestBudget:
 
     async def acquire(self, uid: int, rows: int) -> None:
         """Wait until this uid may have so many rows, and charge them."""
+        await self.settled(uid)
+        self.charge(uid, rows / ROWS_A_REQUEST)
+
+    async def settled(self, uid: int) -> None:
+        """Wait until this uid owes nobody time."""
         while (wait_s := self.debt_s(uid)) > 0:
             await asyncio.sleep(wait_s)
-        self.charge(uid, rows / ROWS_A_REQUEST)
 
     async def pause(self, uid: int) -> None:
         """A pause in long work for this uid: long where it owes, else as short as can be."""

@@ -1,7 +1,7 @@
-"""Questions to the database, in turns: a user who queues a thousand delays only their own.
+"""Threads beside the loop whose work has turns: a user who queues a thousand delays only their own.
 
-One thread and one reading connection; among the users who have a question waiting, the turn goes
-round. Nothing here knows what is asked.
+One thread each: `FairReader` for questions to the database, `PlannerThread` of `planning` for what
+only the planner can tell. Among the users who have work waiting, the turn goes round.
 """
 
 from __future__ import annotations
@@ -17,25 +17,24 @@ from gpuschedd.store.history import History, read
 from gpuschedd.system.threads import started_pool
 
 T = TypeVar("T")
-Work = Callable[[History], Any]
+Work = Callable[[], Any]
 
 
-class FairReader:
-    """The reading connection and who waits for it."""
+class FairThread:
+    """One thread, and who waits for it. Nothing here knows what is asked."""
 
-    def __init__(self, history: History) -> None:
-        self._history = history
-        self._thread = started_pool(1, "history")
+    def __init__(self, name: str) -> None:
+        self._thread = started_pool(1, name)
         self._waiting: dict[int, deque[tuple[Work, asyncio.Future[Any]]]] = {}
-        self._turns: deque[int] = deque()  # each uid of _waiting once, next first
+        self._turns: deque[int] = deque()  # each account of _waiting once, next first
         self._busy = False
 
-    async def ask(self, uid: int, work: Callable[[History], T]) -> T:
-        """The answer, when the user's turn has come. Raises LimitReached."""
-        own = self._waiting.get(uid)
+    async def do(self, account: int, work: Callable[[], T]) -> T:
+        """The result, when the user's turn has come. Raises LimitReached."""
+        own = self._waiting.get(account)
         if own is None:
-            own = self._waiting[uid] = deque()
-            self._turns.append(uid)
+            own = self._waiting[account] = deque()
+            self._turns.append(account)
         if len(own) >= QUESTIONS_PER_UID_MAX:
             raise LimitReached(
                 f"{len(own)} questions of yours wait for an answer; that is the limit"
@@ -48,12 +47,12 @@ class FairReader:
     def _next(self) -> None:
         """Give the next user one turn, unless somebody has it."""
         while not self._busy and self._turns:
-            uid = self._turns.popleft()
-            work, reply = self._waiting[uid].popleft()
-            if self._waiting[uid]:
-                self._turns.append(uid)
+            account = self._turns.popleft()
+            work, reply = self._waiting[account].popleft()
+            if self._waiting[account]:
+                self._turns.append(account)
             else:
-                del self._waiting[uid]
+                del self._waiting[account]
             if not reply.cancelled():
                 self._busy = True
                 asyncio.ensure_future(self._answer(work, reply))  # noqa: RUF006  # reply holds it
@@ -61,7 +60,7 @@ class FairReader:
     async def _answer(self, work: Work, reply: asyncio.Future[Any]) -> None:
         loop = asyncio.get_running_loop()
         try:
-            result = await loop.run_in_executor(self._thread, read, self._history, work)
+            result = await loop.run_in_executor(self._thread, work)
         except Exception as error:
             if not reply.done():
                 reply.set_exception(error)
@@ -73,6 +72,22 @@ class FairReader:
             self._next()
 
     def close(self) -> None:
-        """Finish the question that is being answered, and close the connection."""
+        """Finish what is being done, and nothing more."""
         self._thread.shutdown(wait=True, cancel_futures=True)
+
+
+class FairReader(FairThread):
+    """The reading connection and who waits for it."""
+
+    def __init__(self, history: History) -> None:
+        super().__init__("history")
+        self._history = history
+
+    async def ask(self, account: int, work: Callable[[History], T]) -> T:
+        """The answer, when the user's turn has come. Raises LimitReached."""
+        return await self.do(account, lambda: read(self._history, work))
+
+    def close(self) -> None:
+        """Finish the question that is being answered, and close the connection."""
+        super().close()
         self._history.close()

@@ -6,8 +6,9 @@ handler. The modules of `methods` register themselves when they are imported.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from gpusched_client.terms import GpuUuid, JobId, Mode
@@ -17,15 +18,21 @@ from gpuschedd.api.auth import Authenticator, Peer
 from gpuschedd.api.backups import Backups
 from gpuschedd.api.expected import ExpectedStarts
 from gpuschedd.api.health_report import HealthReport
-from gpuschedd.api.limits import RequestBudget
+from gpuschedd.api.limits import RequestBudget, Turns
+from gpuschedd.api.planning import PlannerThread
 from gpuschedd.api.readers import FairReader
 from gpuschedd.api.subscriptions import Subscriptions
 from gpuschedd.core.job import Job
 from gpuschedd.gpu.source import UsedGpu
+from gpuschedd.jobs.batch import Batch
 from gpuschedd.jobs.controller import Controller
 from gpuschedd.jobs.principal import Principal
 from gpuschedd.jobs.state import State
 from gpuschedd.store.records import GpuUse
+
+T = TypeVar("T")
+
+COMMIT_COST = 3.0  # what is judged is written, applied and published as well: so many times as long
 
 
 class Connection(Protocol):
@@ -35,8 +42,8 @@ class Connection(Protocol):
     def peer(self) -> Peer:
         """Who is at the other end."""
 
-    def notify(self, method: str, params: Mapping[str, Any]) -> bool:
-        """Send a notification; False while the reader is too far behind."""
+    def notify(self, data: bytes) -> bool:
+        """Send notifications; False, and nothing sent, while the reader is too far behind."""
 
     def on_close(self, callback: Callable[[], None]) -> None:
         """Call back when the connection is gone."""
@@ -99,6 +106,7 @@ class Services:
     auth: Authenticator
     budget: RequestBudget
     reader: FairReader
+    planner: PlannerThread
     expected: ExpectedStarts
     subscriptions: Subscriptions
     gpu_readings: GpuReadings
@@ -107,6 +115,8 @@ class Services:
     health: HealthReport
     backups: Backups
     reload: Callable[[], Awaitable[tuple[tuple[str, ...], tuple[str, ...]]]]
+    changes: Turns = field(default_factory=Turns)  # of commands, by the jobs that they name
+    lists: Turns = field(default_factory=Turns)  # of answers, by the jobs in them
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +136,21 @@ class Call:
     def state(self) -> State:
         """As of the last commit; read only."""
         return self.services.controller.state
+
+    async def change(self, evaluate: Callable[[Batch], T], rows: int) -> T:
+        """The result of a command that names so many jobs, in its turn. Raises GpuschedError."""
+
+        def judge(batch: Batch) -> T:
+            began_s = time.thread_time()
+            try:
+                return evaluate(batch)
+            finally:
+                spent_s = time.thread_time() - began_s
+                self.services.budget.charge_time(self.caller.account, COMMIT_COST * spent_s)
+
+        async with self.services.changes.of(self.caller.account, rows):
+            result: T = await self.controller.call(judge)
+        return result
 
 
 class Service(Protocol):

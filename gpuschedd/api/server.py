@@ -6,16 +6,23 @@ import asyncio
 import logging
 import socket
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 from gpusched_client.errors import (
     Denied,
     GpuschedError,
+    LimitReached,
 )
 from gpusched_client.wire import framing
 from gpuschedd.api.auth import Peer, peer_of
 from gpuschedd.api.connection import ServerConnection, Shared
-from gpuschedd.api.limits import REFUSALS_MAX, Connections, OpenRequests, RequestBudget
+from gpuschedd.api.limits import (
+    ARRIVING_MAX,
+    REFUSALS_MAX,
+    Connections,
+    OpenRequests,
+    RequestBudget,
+)
 from gpuschedd.api.registry import Service
 
 log = logging.getLogger(__name__)
@@ -23,6 +30,16 @@ log = logging.getLogger(__name__)
 BACKLOG = 1_024
 ACCEPT_PAUSE_S = 0.1  # after no descriptor was left
 ACCEPT_AT_ONCE = 8  # then those who are connected have their turn
+
+
+class AccountsOfUids(Protocol):
+    """On whose allowance a connection lives."""
+
+    def get(self, uid: int) -> int | None:
+        """The account, if it is known now."""
+
+    async def ask(self, uid: int) -> int:
+        """The account."""
 
 
 class Server:
@@ -34,12 +51,16 @@ class Server:
         connections: Connections,
         budget: RequestBudget,
         *,
+        known_accounts: AccountsOfUids | None = None,
         only_uid: int | None = None,
     ) -> None:
-        """`only_uid`: nobody else may use this daemon (user mode)."""
+        """`known_accounts`: None: each uid has its own. `only_uid`: nobody else may use this daemon
+        (user mode).
+        """
         self.open: set[ServerConnection] = set()
         self._connections = connections
         self._shared = Shared(service, budget, connections, OpenRequests(), self.open)
+        self._accounts = known_accounts
         self._only_uid = only_uid
         self._listening: set[socket.socket] = set()
         self._arriving: set[asyncio.Future[Any]] = set()
@@ -85,18 +106,46 @@ class Server:
         accepted.setblocking(False)
         try:
             peer = peer_of(accepted)
-            self._admit(peer)
+            account = peer.uid if self._accounts is None else self._accounts.get(peer.uid)
+            if account is not None:
+                self._admit(peer, account)
+            elif len(self._arriving) >= ARRIVING_MAX:
+                raise LimitReached("too many unknown users connect at once; try again in a moment")
         except GpuschedError as refusal:
-            with suppress(OSError):
-                accepted.send(self._refusal(refusal))
-            accepted.close()
+            self._refuse(accepted, refusal)
             return
-        loop = asyncio.get_running_loop()
-        task = asyncio.ensure_future(
-            loop.connect_accepted_socket(lambda: ServerConnection(self._shared, peer), accepted)
-        )
+        if account is not None:
+            arrival = self._serve(accepted, peer, account)
+        else:
+            arrival = self._ask_and_serve(accepted, peer)
+        task = asyncio.ensure_future(arrival)
         self._arriving.add(task)
         task.add_done_callback(self._arriving.discard)
+
+    async def _ask_and_serve(self, accepted: socket.socket, peer: Peer) -> None:
+        """Of a uid that has not been here lately."""
+        assert self._accounts is not None
+        try:
+            account = await self._accounts.ask(peer.uid)
+            self._admit(peer, account)
+        except GpuschedError as refusal:
+            self._refuse(accepted, refusal)
+        except BaseException:
+            accepted.close()
+            raise
+        else:
+            await self._serve(accepted, peer, account)
+
+    async def _serve(self, accepted: socket.socket, peer: Peer, account: int) -> None:
+        """From here on the connection has it."""
+        await asyncio.get_running_loop().connect_accepted_socket(
+            lambda: ServerConnection(self._shared, peer, account), accepted
+        )
+
+    def _refuse(self, accepted: socket.socket, refusal: GpuschedError) -> None:
+        with suppress(OSError):
+            accepted.send(self._refusal(refusal))
+        accepted.close()
 
     def _refusal(self, refusal: GpuschedError) -> bytes:
         """The message that refuses a connection; a flood gets the same one again and again."""
@@ -114,11 +163,11 @@ class Server:
         for connection in tuple(self.open):
             connection.close()
 
-    def _admit(self, peer: Peer) -> None:
+    def _admit(self, peer: Peer, account: int) -> None:
         """Raise where this peer may not have one more connection."""
         if self._only_uid is not None and peer.uid != self._only_uid:
             raise Denied(
                 f"this daemon belongs to uid {self._only_uid} alone; you are uid {peer.uid}. "
                 "Start your own with `gpuschedd`, or ask for a system-wide one."
             )
-        self._connections.admit(peer.uid)
+        self._connections.admit(account)

@@ -26,5 +26,6 @@ class Api:
         return await HANDLERS[type(request)](Call(connection, caller, self.services), request)
 
     def close(self) -> None:
-        """End the reader thread and its connection."""
+        """End the threads and the reading connection."""
+        self.services.planner.close()
         self.services.reader.close()

@@ -7,6 +7,7 @@ from these rows gives the identical state.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 from dataclasses import replace
@@ -15,7 +16,10 @@ from gpusched_client.terms import JobId
 from gpuschedd.core.horizon import HorizonView
 from gpuschedd.core.model import Horizon, Order, Policy, QueueView, UserQueue, Waiting
 
-_Key = tuple[float, float, int]
+_Key = tuple[float, float, JobId]
+
+
+FRONT_STEP_S = 1e-3  # so much earlier than the first stands who is put before it
 
 
 def rested(waiting: Waiting, now_s: float) -> Waiting:
@@ -186,6 +190,32 @@ class Queues:
         old = {row.job_id: row for row in self.remove(waiting.job_id, now_s)}
         new = {row.job_id: row for row in self.insert(_leave(waiting, now_s), now_s)}
         return tuple((old | new).values())
+
+    def before_nice(self, uid: int, nice: int) -> list[JobId]:
+        """The user's jobs with a smaller nice value."""
+        owns = [lists[uid] for lists in (self._gpu, self._cpu) if uid in lists]
+        bound = (nice, -math.inf, 0)
+        return [key[2] for own in owns for key in own.keys[: bisect_left(own.keys, bound)]]
+
+    def to_front(self, job_id: JobId, now_s: float) -> tuple[Waiting, ...]:
+        """The job goes before its user's others of the same nice value; it gains no age by it.
+
+        Its time of entering the list becomes earlier than the first one's. Where age counts from
+        then, as for CPU-only jobs, what that adds is taken off again.
+        """
+        found = self._keys.get(job_id)
+        if found is None:
+            return ()
+        own, key = found
+        _, first_s, first_id = own.keys[0]
+        if first_id == job_id:
+            return ()
+        waiting = _leave(own.jobs[key], now_s)
+        since_s = first_s - FRONT_STEP_S
+        gained_s = waiting.age_gained_s
+        if not waiting.request.gpus:
+            gained_s -= waiting.eligible_since_s - since_s
+        return self.update(replace(waiting, eligible_since_s=since_s, age_gained_s=gained_s), now_s)
 
     def settle(self, horizon: Horizon, now_s: float) -> tuple[Waiting, ...]:
         """Apply a Plan's horizon: jobs that do not count leave the windows, others move up."""

@@ -42,6 +42,7 @@ class Batch:
         self._live_of: Counter[int] = Counter()
         self.payloads: dict[JobId, Payload] = {}
         self.rested: set[JobId] = set()  # jobs whose age begins again
+        self.fronted: dict[JobId, None] = {}  # put before their user's others, the last one first
         self.voided: dict[JobId, PromiseException | None] = {}  # promises that end by a change
         self.events: list[Event] = []
         self.audits: list[AuditRow] = []
@@ -64,6 +65,8 @@ class Batch:
         self._live_of.update(child._live_of)
         self.payloads.update(child.payloads)
         self.rested |= child.rested
+        for job_id in child.fronted:
+            self.put_in_front(job_id)
         self.voided |= child.voided
         self.events += child.events
         self.audits += child.audits
@@ -89,8 +92,8 @@ class Batch:
             return found
         return self._parent.gpu_row(uuid) if self._parent else self.state.gpu_rows.get(uuid)
 
-    def live_jobs(self) -> Iterator[Job]:
-        """Every live job with the batch's changes."""
+    def changed_so_far(self) -> Iterator[Job]:
+        """Every job that the batch has added or changed by now."""
         seen = set()
         level: Batch | None = self
         while level is not None:
@@ -99,7 +102,12 @@ class Batch:
                     seen.add(job_id)
                     yield job
             level = level._parent
-        yield from (job for job_id, job in self.state.jobs.items() if job_id not in seen)
+
+    def live_jobs(self) -> Iterator[Job]:
+        """Every live job with the batch's changes."""
+        changed = {job.job_id: job for job in self.changed_so_far()}
+        yield from changed.values()
+        yield from (job for job_id, job in self.state.jobs.items() if job_id not in changed)
 
     def submission(self, uid: int, submission_id: str) -> Submission | None:
         """An earlier submission under this id, of this batch or before."""
@@ -142,6 +150,11 @@ class Batch:
         assert before is not None
         assert before.state is job.state
         self._jobs[job.job_id] = job
+
+    def put_in_front(self, job_id: JobId) -> None:
+        """Before all others of its user's list, those included that were put there earlier."""
+        self.fronted.pop(job_id, None)
+        self.fronted[job_id] = None
 
     def advance(self, job: Job, event: JobEvent) -> Job:
         """Move a job through the table of states."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpusched_client.errors import Conflict, LimitReached
-from gpusched_client.terms import Cause, EventKind, JobId, JobState
+from gpusched_client.terms import Cause, EventKind, JobState
 from gpusched_client.wire.job_messages import CancelRequest, Outcome
 from gpuschedd.core.job import CancelOrder, Dropped, Job
 from gpuschedd.jobs.batch import Batch
-from gpuschedd.jobs.outcomes import outcome_of
+from gpuschedd.jobs.outcomes import outcomes_of
 from gpuschedd.jobs.principal import Principal
 
 SIGNALS_MAX = 100  # pending signal orders of one job
@@ -24,9 +24,7 @@ def cancel(batch: Batch, caller: Principal, request: CancelRequest) -> tuple[Out
     def act(job: Job) -> tuple[str, JobState]:
         return _cancel_one(batch, caller, request, job)
 
-    return tuple(
-        outcome_of(batch, caller, JobId(job_id), act, "cancel") for job_id in request.job_ids
-    )
+    return outcomes_of(batch, caller, request.job_ids, act, "cancel")
 
 
 def _cancel_one(

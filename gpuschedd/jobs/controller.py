@@ -337,6 +337,9 @@ class Controller:
             account = self.charging.follow(batch, job)
             if account is not None:
                 rates[job.uid] = account
+        for job_id in batch.fronted:
+            for row in self.state.queues.to_front(job_id, batch.now_s):
+                ages[row.job_id] = row
         if settle is not None:
             for row in self.state.queues.settle(settle.horizon, batch.now_s):
                 ages[row.job_id] = row

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from gpusched_client.errors import Denied, GpuschedError, NotFound
 from gpusched_client.terms import JobId, JobState
@@ -13,6 +13,17 @@ from gpuschedd.jobs.principal import Principal
 from gpuschedd.store.records import AuditRow
 
 Act = Callable[[Job], tuple[str, JobState]]
+
+
+def outcomes_of(
+    batch: Batch, caller: Principal, job_ids: Sequence[int], act: Act, method: str
+) -> tuple[Outcome, ...]:
+    """One outcome per id, in their order; an id that is named again is not judged again."""
+    known = {
+        job_id: outcome_of(batch, caller, JobId(job_id), act, method)
+        for job_id in dict.fromkeys(job_ids)
+    }
+    return tuple(known[job_id] for job_id in job_ids)
 
 
 def outcome_of(batch: Batch, caller: Principal, job_id: JobId, act: Act, method: str) -> Outcome:

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from gpuschedd.core.job import Job
 
+#: The account of all uids that have none, as sub-uids of /etc/subuid: they share one allowance.
+STRANGERS = -1
+
 
 @dataclass(frozen=True, slots=True)
 class Principal:
@@ -17,6 +20,12 @@ class Principal:
     is_admin: bool
     groups: tuple[str, ...] = ()
     barred: str | None = None  # why this caller may submit nothing
+    is_stranger: bool = False  # the host knows no account of this uid
+
+    @property
+    def account(self) -> int:
+        """On whose allowance it lives."""
+        return STRANGERS if self.is_stranger else self.uid
 
     def may_change(self, job: Job) -> bool:
         """Owner or admin. A uid that was given to another name owns nothing of the first."""

@@ -58,9 +58,9 @@ class Snapshots:
         snapshot = self.take()
         view = snapshot.queues
         gpu, cpu = list(view.gpu), list(view.cpu)
-        for job in jobs:
-            row = waiting_for(job, Age(snapshot.now_s, 0.0, None))
-            _queue_up(gpu if job.request.gpus else cpu, row)
+        rows = [waiting_for(job, Age(snapshot.now_s, 0.0, None)) for job in jobs]
+        _queue_up(gpu, [row for row in rows if row.request.gpus])
+        _queue_up(cpu, [row for row in rows if not row.request.gpus])
         if not snapshot.standings.keys() >= {queue.uid for queue in (*gpu, *cpu)}:
             standings = dict(snapshot.standings)
             for queue in (*gpu, *cpu):
@@ -74,17 +74,23 @@ def _newcomer(uid: int, user: str) -> Standing:
     return Standing(uid=uid, user=user, share=1.0, usage_gpu_s=0.0, factor=1.0)
 
 
-def _queue_up(lists: list[UserQueue], row: Waiting) -> None:
-    """Add a row to its user's list, in own order."""
-    place = next((i for i, queue in enumerate(lists) if queue.uid == row.uid), None)
-    queue = UserQueue(row.uid, row.user, ()) if place is None else lists[place]
-    vram, gpus = row.request.vram_bytes, row.request.gpus
-    whole, shared = queue.whole_gpus_min, queue.shared_bytes_min
+def _queue_up(lists: list[UserQueue], rows: list[Waiting]) -> None:
+    """Add rows of one user to the user's list, in own order."""
+    if not rows:
+        return
+    uid = rows[0].uid
+    place = next((i for i, queue in enumerate(lists) if queue.uid == uid), None)
+    queue = UserQueue(uid, rows[0].user, ()) if place is None else lists[place]
+    asked = [row.request for row in rows]
+    whole = [request.gpus for request in asked if request.vram_bytes is None]
+    shared = [request.vram_bytes for request in asked if request.vram_bytes is not None]
     grown = replace(
         queue,
-        jobs=tuple(sorted((*queue.jobs, row), key=lambda waiting: waiting.own_order)),
-        whole_gpus_min=whole if vram is not None else min(gpus, whole or gpus),
-        shared_bytes_min=shared if vram is None else min(vram, shared or vram),
+        jobs=tuple(sorted((*queue.jobs, *rows), key=lambda waiting: waiting.own_order)),
+        whole_gpus_min=_least(queue.whole_gpus_min, whole),
+        shared_bytes_min=_least(queue.shared_bytes_min, shared),
+        gpus_max=None,
+        bytes_max=None,
         aged_to=None,
     )
     if place is None:
@@ -92,3 +98,7 @@ def _queue_up(lists: list[UserQueue], row: Waiting) -> None:
         lists.sort(key=lambda other: other.uid)
     else:
         lists[place] = grown
+
+
+def _least(known: int | None, others: list[int]) -> int | None:
+    return min((value for value in (known, *others) if value is not None), default=None)

@@ -8,25 +8,30 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpusched_client.errors import Conflict, Denied
+from gpusched_client.errors import Conflict, Denied, LimitReached
 from gpusched_client.terms import EventKind, HoldKind, JobId, JobState
 from gpusched_client.units import bytes_text, format_duration
 from gpusched_client.wire.job_messages import Outcome, UpdateRequest
-from gpusched_client.wire.limits import NICE_MAX, NICE_MIN, limit_from_wire
+from gpusched_client.wire.limits import NICE_MIN, limit_from_wire
 from gpuschedd.core import admission, forecast
 from gpuschedd.core.job import Job
 from gpuschedd.core.model import PromiseException, RunningJob, Snapshot
+from gpuschedd.jobs import gates
 from gpuschedd.jobs.batch import Batch
-from gpuschedd.jobs.outcomes import outcome_of
+from gpuschedd.jobs.outcomes import outcome_of, outcomes_of
 from gpuschedd.jobs.principal import Principal
 from gpuschedd.jobs.submit import allowed_limit_s
+
+GIVING_WAY_MAX = 1_000  # other jobs that one `top` of an owner changes
+EXTENSIONS_MAX = 20  # running jobs of one request for which the planner is asked
 
 
 def top(batch: Batch, caller: Principal, job_id: JobId) -> Outcome:
     """Put a waiting job first; one outcome, as of update.
 
-    An owner's other jobs give way by a nice value that is one larger, since an owner may not lower
-    any. An admin's word gives the job the smallest nice value there is, on record.
+    An owner's job moves before the owner's others; those with a smaller nice value are raised to
+    its own, since an owner may not lower any. An admin's word gives the job the smallest nice value
+    there is, on record.
     """
     return outcome_of(batch, caller, job_id, lambda job: _top_one(batch, caller, job), "top")
 
@@ -34,31 +39,54 @@ def top(batch: Batch, caller: Principal, job_id: JobId) -> Outcome:
 def _top_one(batch: Batch, caller: Principal, job: Job) -> tuple[str, JobState]:
     if job.state is not JobState.PENDING:
         raise Conflict(f"job {job.job_id} is {job.state}; only a queued job can be put first")
-    if caller.is_admin:
-        batch.put(replace(job, nice=NICE_MIN))
-        text = f"first of all, by nice {NICE_MIN}"
-    else:
-        ahead = [other for other in _own_waiting(batch, job) if other.nice <= job.nice]
-        if ahead and job.nice >= NICE_MAX:
-            raise Conflict(f"job {job.job_id} has nice {job.nice}; no job can give way to it")
-        for other in ahead:
-            after = replace(other, nice=job.nice + 1)
-            _void_promise(batch, caller, other, after)
-            batch.put(after)
-        text = "first of yours"
-        if ahead:
-            others = "1 other has" if len(ahead) == 1 else f"{len(ahead)} others have"
-            text += f"; {others} nice {job.nice + 1} now"
+    text = _put_first(batch, job) if caller.is_admin else _put_first_of_own(batch, caller, job)
     batch.emit(EventKind.JOB_UPDATED, job, changed=[f"top: {text}"], by=caller.user)
     return text, job.state
 
 
-def _own_waiting(batch: Batch, job: Job) -> list[Job]:
-    """The other queued jobs of the job's owner."""
+def _put_first(batch: Batch, job: Job) -> str:
+    batch.put(replace(job, nice=NICE_MIN))
+    return f"first of all, by nice {NICE_MIN}"
+
+
+def _put_first_of_own(batch: Batch, caller: Principal, job: Job) -> str:
+    blocked = gates.blocked_by(job, batch.now_s)
+    if blocked is not None:
+        raise Conflict(f"job {job.job_id} waits for more than its turn: {blocked.text}")
+    ahead = _of_smaller_nice(batch, job)
+    if len(ahead) > GIVING_WAY_MAX:
+        raise LimitReached(
+            f"{len(ahead)} other jobs of yours have a smaller nice value than job {job.job_id}, "
+            f"which has {job.nice}; at most {GIVING_WAY_MAX} give way at once. Raise theirs with "
+            "`gctl update --nice`, or submit it again with a smaller one."
+        )
+    for other in ahead:
+        after = replace(other, nice=job.nice)
+        _void_promise(batch, caller, other, after)
+        batch.put(after)
+    promised = batch.state.promise
+    holder = None if promised is None else batch.job(promised.job_id)
+    if holder is not None and holder.uid == job.uid and holder.job_id != job.job_id:
+        batch.voided[holder.job_id] = None
+    batch.put(job)
+    batch.put_in_front(job.job_id)
+    if not ahead:
+        return "first of yours"
+    others = "1 other has" if len(ahead) == 1 else f"{len(ahead)} others have"
+    return f"first of yours; {others} nice {job.nice} now"
+
+
+def _of_smaller_nice(batch: Batch, job: Job) -> list[Job]:
+    """The owner's other waiting jobs that would come first, wherever else they stand."""
+    ids = dict.fromkeys(batch.state.queues.before_nice(job.uid, job.nice))
+    ids |= dict.fromkeys(other.job_id for other in batch.changed_so_far())
+    others = [batch.job(job_id) for job_id in ids]
     return [
         other
-        for other in batch.live_jobs()
-        if other.uid == job.uid and other.state is JobState.PENDING and other.job_id != job.job_id
+        for other in others
+        if other is not None
+        and (other.uid, other.state) == (job.uid, JobState.PENDING)
+        and other.nice < job.nice
     ]
 
 
@@ -66,13 +94,12 @@ def update(
     batch: Batch, caller: Principal, request: UpdateRequest, snapshot: Snapshot | None
 ) -> tuple[Outcome, ...]:
     """One outcome per id. `snapshot` judges an owner's wish for a longer limit."""
+    extensions = _Extensions(batch, snapshot)
 
     def act(job: Job) -> tuple[str, JobState]:
-        return _update_one(batch, caller, request, job, snapshot)
+        return _update_one(batch, caller, request, job, extensions)
 
-    return tuple(
-        outcome_of(batch, caller, JobId(job_id), act, "update") for job_id in request.job_ids
-    )
+    return outcomes_of(batch, caller, request.job_ids, act, "update")
 
 
 def _update_one(
@@ -80,7 +107,7 @@ def _update_one(
     caller: Principal,
     request: UpdateRequest,
     job: Job,
-    snapshot: Snapshot | None,
+    extensions: _Extensions,
 ) -> tuple[str, JobState]:
     if job.is_final:
         raise Conflict(f"job {job.job_id} is {job.state}; it can no longer be changed")
@@ -93,7 +120,7 @@ def _update_one(
         job = _new_nice(caller, job, request.nice)
         changed.append(f"nice {request.nice}")
     if request.time_limit_s is not None:
-        job = _new_limit(batch, caller, job, request.time_limit_s, snapshot)
+        job = _new_limit(batch, caller, job, request.time_limit_s, extensions)
         changed.append(f"limit {format_duration(limit_from_wire(request.time_limit_s))}")
     if request.vram_bytes is not None:
         job = _new_vram(batch, job, request.vram_bytes)
@@ -140,32 +167,48 @@ def _new_nice(caller: Principal, job: Job, nice: int) -> Job:
 
 
 def _new_limit(
-    batch: Batch, caller: Principal, job: Job, wanted_s: int, snapshot: Snapshot | None
+    batch: Batch, caller: Principal, job: Job, wanted_s: int, extensions: _Extensions
 ) -> Job:
     limit_s = allowed_limit_s(batch, caller, wanted_s)
     now_limit_s = job.request.time_limit_s
     is_longer = now_limit_s is not None and (limit_s is None or limit_s > now_limit_s)
     if job.holds_gpus and is_longer and not caller.is_admin:
-        _check_extension(batch, job, limit_s, snapshot)
+        extensions.check(job, limit_s)
     if job.state is JobState.PENDING and is_longer:
         batch.rested.add(job.job_id)
     return replace(job, request=replace(job.request, time_limit_s=limit_s), default_limit=False)
 
 
-def _check_extension(
-    batch: Batch, job: Job, limit_s: float | None, snapshot: Snapshot | None
-) -> None:
-    """An owner's longer limit must not move a promised start."""
-    if snapshot is None or limit_s is None:
-        raise Conflict(f"job {job.job_id} runs; only an admin may make it unlimited")
-    snapshot = replace(snapshot, running=tuple(_as_changed(batch, run) for run in snapshot.running))
-    most_s = forecast.raise_limit_allowed(snapshot, batch.state.policy, job.job_id, limit_s)
-    if most_s < limit_s:
-        raise Conflict(
-            f"a limit of {format_duration(limit_s)} for job {job.job_id} would delay a promised "
-            f"start; at most {format_duration(most_s)} is possible",
-            {"limit": most_s},
+class _Extensions:
+    """Whether running jobs of one request may have longer limits: asked of the planner."""
+
+    def __init__(self, batch: Batch, snapshot: Snapshot | None) -> None:
+        self._batch, self._snapshot = batch, snapshot
+        self._asked = 0
+
+    def check(self, job: Job, limit_s: float | None) -> None:
+        """An owner's longer limit must not move a promised start. Raises Conflict, LimitReached."""
+        batch, snapshot = self._batch, self._snapshot
+        if snapshot is None or limit_s is None:
+            raise Conflict(f"job {job.job_id} runs; only an admin may make it unlimited")
+        if snapshot.promise is None:
+            return
+        if self._asked >= EXTENSIONS_MAX:
+            raise LimitReached(
+                f"while a start is promised, one request may raise the limits of {EXTENSIONS_MAX} "
+                "running jobs; send the rest in another"
+            )
+        self._asked += 1
+        changed = tuple(_as_changed(batch, run) for run in snapshot.running)
+        most_s = forecast.raise_limit_allowed(
+            replace(snapshot, running=changed), batch.state.policy, job.job_id, limit_s
         )
+        if most_s < limit_s:
+            raise Conflict(
+                f"a limit of {format_duration(limit_s)} for job {job.job_id} would delay a "
+                f"promised start; at most {format_duration(most_s)} is possible",
+                {"limit": most_s},
+            )
 
 
 def _as_changed(batch: Batch, running: RunningJob) -> RunningJob:

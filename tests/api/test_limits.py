@@ -104,7 +104,7 @@ def test_a_question_that_fails_or_is_given_up_holds_up_nobody() -> None:
         found = FairReader(Books())  # type: ignore[arg-type]
 
         def fail(_: object) -> None:
-            raise KeyError("gone")
+            raise OverflowError("gone")
 
         given_up = asyncio.ensure_future(found.ask(ALICE, lambda _: 1))
         given_up.cancel()
@@ -115,7 +115,7 @@ def test_a_question_that_fails_or_is_given_up_holds_up_nobody() -> None:
         return list(results)
 
     failed, answered = asyncio.run(run())
-    assert isinstance(failed, StorageError)
+    assert isinstance(failed, OverflowError)
     assert answered == 2
 
 

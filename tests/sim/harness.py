@@ -19,7 +19,8 @@ from gpusched_client.errors import GpuschedError
 from gpusched_client.terms import GpuUuid, JobId, Launch, Mode
 from gpuschedd.api.auth import Authenticator
 from gpuschedd.api.expected import ExpectedStarts
-from gpuschedd.api.limits import RequestBudget
+from gpuschedd.api.limits import RequestBudget, Turns
+from gpuschedd.api.planning import PlannerThread
 from gpuschedd.api.registry import Call, Services
 from gpuschedd.api.subscriptions import Subscriptions
 from gpuschedd.config import toml as config_file
@@ -386,13 +387,17 @@ class Host:
 def services_of(host: Host, **parts: Any) -> Services:
     """What handlers use, with nothing behind what is not given."""
     unasked: Any = None
+    budget = RequestBudget(1_000.0, is_shared=False)
     made: dict[str, Any] = {
         "mode": Mode.USER,
         "controller": host.controller,
         "auth": Authenticator(host.controller, unasked, Mode.USER, 1001),
-        "budget": RequestBudget(1_000.0, is_shared=False),
+        "budget": budget,
         "expected": ExpectedStarts(host.controller),
-        "subscriptions": Subscriptions(),
+        "subscriptions": Subscriptions(budget),
+        "planner": PlannerThread(budget),
+        "changes": Turns(),
+        "lists": Turns(),
     }
     absent = dict.fromkeys(field.name for field in fields(Services))
     return Services(**{**absent, **made, **parts})

@@ -21,10 +21,14 @@ from gpuschedd.api.registry import Call, handles
 from gpuschedd.core.job import Job
 from gpuschedd.jobs import cancel, update
 
+TOP_ROWS = 100  # as which it counts; it may change as many as update.GIVING_WAY_MAX
+
 
 @handles(CancelRequest)
 async def cancel_jobs(call: Call, request: CancelRequest) -> Response:
-    outcomes = await call.controller.call(lambda batch: cancel.cancel(batch, call.caller, request))
+    outcomes = await call.change(
+        lambda batch: cancel.cancel(batch, call.caller, request), len(request.job_ids)
+    )
     await _deliver(call, outcomes)
     outcomes = await with_finals(call, outcomes, _cancel_of_final)
     call.services.auth.record_outcomes(call.caller, "cancel", outcomes)
@@ -45,13 +49,14 @@ def _cancel_of_final(job: Job) -> Outcome:
 @handles(UpdateRequest)
 async def update_jobs(call: Call, request: UpdateRequest) -> Response:
     controller = call.controller
-    outcomes = await controller.call(
+    outcomes = await call.change(
         lambda batch: update.update(
             batch,
             call.caller,
             request,
             controller.snapshots.take() if request.time_limit_s is not None else None,
-        )
+        ),
+        len(request.job_ids),
     )
     await _deliver(call, outcomes)
     outcomes = await with_finals(call, outcomes, update_of_final)
@@ -62,7 +67,7 @@ async def update_jobs(call: Call, request: UpdateRequest) -> Response:
 @handles(TopRequest)
 async def put_first(call: Call, request: TopRequest) -> Response:
     job_id = JobId(request.job_id)
-    outcome = await call.controller.call(lambda batch: update.top(batch, call.caller, job_id))
+    outcome = await call.change(lambda batch: update.top(batch, call.caller, job_id), TOP_ROWS)
     (outcome,) = await with_finals(call, (outcome,), update_of_final)
     call.services.auth.record_outcomes(call.caller, "top", (outcome,))
     return TopResult(outcome=outcome)

@@ -14,6 +14,7 @@ from gpuschedd.api.methods.reading import find, job_views, read
 from gpuschedd.api.registry import Call, handles
 from gpuschedd.core import forecast
 from gpuschedd.core.job import Job
+from gpuschedd.core.model import Policy, Snapshot
 from gpuschedd.core.priority import queue_order
 
 UID_DIGITS_MAX = 10  # more is not a uid
@@ -28,7 +29,19 @@ async def jobs(call: Call, request: JobsRequest) -> Response:
     if request.name is not None and call.services.auth.hides_names(call.caller):
         # Who may not see a name may not try it either.
         uids = [call.caller.uid] if uids is None or call.caller.uid in uids else []
-    await call.services.budget.acquire(call.caller.uid, request.limit)
+    asked = request.limit if request.ids is None else min(request.limit, len(request.ids))
+    await call.services.budget.acquire(call.caller.account, asked)
+    async with call.services.lists.of(call.caller.account, asked):
+        return await _page(call, request, names, uids, since_s)
+
+
+async def _page(
+    call: Call,
+    request: JobsRequest,
+    names: list[str] | None,
+    uids: list[int] | None,
+    since_s: float | None,
+) -> JobsResult:
     jobs, total = await read(
         call,
         lambda history: history.jobs(
@@ -65,15 +78,21 @@ async def job(call: Call, request: JobQuery) -> Response:
     state = call.state
     view = views.with_use(view, state, job, call.services.gpu_readings.uses_now(job) or uses)
     if job.state is JobState.PENDING and job_id in state.queues:
-        view = _explained(call, view, job)
+        view = await _explained(call, view, job)
     if promise is not None:
         view = views.with_promise(view, promise, events)
     return replace(view, events=tuple(views.job_event(event) for event in events))
 
 
-def _explained(call: Call, view: JobView, job: Job) -> JobView:
+async def _explained(call: Call, view: JobView, job: Job) -> JobView:
     """Where it stands, its priority in parts, and with what it would start now."""
     snapshot, policy = call.controller.snapshots.take(), call.state.policy
+    return await call.services.planner.ask(
+        call.caller.account, lambda: _explain(snapshot, policy, view, job)
+    )
+
+
+def _explain(snapshot: Snapshot, policy: Policy, view: JobView, job: Job) -> JobView:
     found = forecast.counterfactuals(snapshot, policy, job.job_id)
     view = replace(view, explanations=tuple(f"would start now {entry.text}" for entry in found))
     front = islice(queue_order(snapshot, policy), POSITIONS_MAX)

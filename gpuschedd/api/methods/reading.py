@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 async def read(call: Call, work: Callable[[History], T]) -> T:
     """The answer of the database, when the caller's turn has come. Raises LimitReached."""
-    return await call.services.reader.ask(call.caller.uid, work)
+    return await call.services.reader.ask(call.caller.account, work)
 
 
 async def find(call: Call, job_id: JobId) -> Job:
@@ -53,7 +53,7 @@ async def job_views(call: Call, jobs: Iterable[Job]) -> tuple[JobView, ...]:
         brief = None if hides else briefs.get(job.job_id)
         shown.append(view if brief is None else views.with_brief(view, brief))
         if number % VIEWS_AT_ONCE == 0:
-            await call.services.budget.pause(call.caller.uid)
+            await call.services.budget.pause(call.caller.account)
     return tuple(shown)
 
 

@@ -10,6 +10,7 @@ from gpusched_client.wire.hello_messages import Hello, HelloResult
 from gpusched_client.wire.limits import PROTOCOL_VERSION
 from gpusched_client.wire.message import Response
 from gpusched_client.wire.submit_messages import SubmitRequest, SubmitResult
+from gpuschedd.api.limits import ROWS_AT_ONCE
 from gpuschedd.api.methods.reading import read
 from gpuschedd.api.registry import Call, handles
 from gpuschedd.core.advice import beyond_limit
@@ -35,14 +36,14 @@ async def hello(call: Call, _request: Hello) -> Response:
 @handles(SubmitRequest)
 async def submit_jobs(call: Call, request: SubmitRequest) -> Response:
     if request.dry_run:
-        return _dry_run(call, request)
+        return await _dry_run(call, request)
     state, key = call.state, (call.caller.uid, request.submission_id or "")
     # Taken along: it may be forgotten before the request's turn comes.
     earlier = state.submissions.get(key)
     if request.submission_id and state.submissions_forgotten and earlier is None:
         earlier = await read(call, lambda history: history.submission(*key))
-    result: SubmitResult = await call.controller.call(
-        lambda batch: submit.submit(batch, call.caller, request, earlier)
+    result = await call.change(
+        lambda batch: submit.submit(batch, call.caller, request, earlier), len(request.jobs)
     )
     return _advised(call, result)
 
@@ -57,16 +58,23 @@ def _advised(call: Call, result: SubmitResult) -> SubmitResult:
     return replace(result, warnings=(*result.warnings, *advice)) if advice else result
 
 
-def _dry_run(call: Call, request: SubmitRequest) -> SubmitResult:
+async def _dry_run(call: Call, request: SubmitRequest) -> SubmitResult:
     """What would happen to the jobs if they were submitted now. Stores nothing."""
-    state = call.state
+    async with call.services.lists.of(call.caller.account, ROWS_AT_ONCE):
+        return await _tried(call, request)
+
+
+async def _tried(call: Call, request: SubmitRequest) -> SubmitResult:
+    state, policy = call.state, call.state.policy
     batch = call.controller.new_batch()
     child = batch.child()
     result = submit.submit(child, call.caller, replace(request, submission_id=None), None)
     trial = [child.job(JobId(job_id)) for job_id in result.job_ids]
     jobs = [job for job in trial if job is not None and gates.is_eligible(job, batch.now_s)]
     snapshot = call.controller.snapshots.take_with(jobs)
-    made = make_plan(snapshot, state.policy, len(jobs) + 1_000)
+    made = await call.services.planner.ask(
+        call.caller.account, lambda: make_plan(snapshot, policy, len(jobs) + 1_000)
+    )
     indices = state.gpu_index_of()
     starting = {start.job_id: start for start in made.starts}
     would_start, reasons = [], []

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from gpusched_client.errors import Conflict, GpuschedError
 from gpusched_client.terms import JobId
 from gpusched_client.wire.job_messages import (
-    EVENT_METHOD,
     WaitRequest,
     WaitResult,
     WatchRequest,
     WatchResult,
 )
-from gpusched_client.wire.job_messages import Event as WireEvent
 from gpusched_client.wire.message import Response
-from gpuschedd.api import views
+from gpuschedd.api.event_bytes import Face
 from gpuschedd.api.methods.reading import find, job_views, read
 from gpuschedd.api.registry import Call, handles
 from gpuschedd.api.subscriptions import Watcher
@@ -25,13 +24,15 @@ from gpuschedd.store.records import Event
 @handles(WaitRequest)
 async def wait(call: Call, request: WaitRequest) -> Response:
     job_ids = [JobId(job_id) for job_id in request.job_ids]
-    for job_id in job_ids:
+    for job_id in dict.fromkeys(job_ids):
         await find(call, job_id)
     done = await call.services.subscriptions.wait_final(
-        call.caller.uid, job_ids, call.state.jobs.__contains__, request.timeout_s
+        call.caller.account, job_ids, call.state.jobs.__contains__, request.timeout_s
     )
-    jobs = [await find(call, job_id) for job_id in job_ids]
-    return WaitResult(jobs=await job_views(call, jobs), timed_out=not done)
+    async with call.services.lists.of(call.caller.account, len(job_ids)):
+        known = {job_id: await find(call, job_id) for job_id in dict.fromkeys(job_ids)}
+        jobs = await job_views(call, [known[job_id] for job_id in job_ids])
+    return WaitResult(jobs=jobs, timed_out=not done)
 
 
 @handles(WatchRequest)
@@ -39,41 +40,32 @@ async def watch(call: Call, request: WatchRequest) -> Response:
     if call.connection.is_watching:
         raise Conflict("this connection has a watch already; open another for a second one")
 
-    def send(number: int, event: Event) -> bool:
-        shown = _event(call, number, event)
-        return call.connection.notify(EVENT_METHOD, shown.to_wire())
+    subscriptions = call.services.subscriptions
+    faces = subscriptions.faces
+
+    def send(events: Sequence[tuple[int, Event]]) -> bool:
+        parts = [faces.of(*numbered, _face(call, numbered[1])) for numbered in events]
+        return call.connection.notify(b"".join(parts))
 
     last = call.controller.last_event_id
-    subscriptions = call.services.subscriptions
-    watcher = Watcher(send)
+    watcher = Watcher(call.caller.account, send, last)
     subscriptions.add(watcher)
     call.connection.on_close(lambda: subscriptions.remove(watcher))
     call.connection.keep_open()
     if request.since is not None and request.since < last:
         since = request.since
-        watcher.hold()
+        watcher.is_held = True
         try:
             missed = await read(call, lambda history: history.events_since(since, last))
         except GpuschedError:
             subscriptions.remove(watcher)
             raise
-        forgotten = last - since - len(missed)  # ids have no gaps
-        asyncio.get_running_loop().call_soon(watcher.release, missed, forgotten)
+        watcher.take_missed(missed, last - since - len(missed))  # ids have no gaps
+        asyncio.get_running_loop().call_soon(subscriptions.go_on, watcher)
     return WatchResult(last_event_id=last)
 
 
-def _event(call: Call, number: int, event: Event) -> WireEvent:
-    if not (call.caller.is_admin or event.uid in (None, call.caller.uid)):
-        event = views.event_of_another(
-            event, hides_name=call.services.auth.hides_names(call.caller)
-        )
-    return WireEvent(
-        event_id=number,
-        at_s=event.at_s,
-        kind=event.kind,
-        job_id=event.job_id,
-        uid=event.uid,
-        gpu_uuid=event.data.get("gpu"),
-        text=views.event_text(event),
-        data=dict(event.data),
-    )
+def _face(call: Call, event: Event) -> Face:
+    if call.caller.is_admin or event.uid in (None, call.caller.uid):
+        return Face.WHOLE
+    return Face.NAMELESS if call.services.auth.hides_names(call.caller) else Face.OTHERS

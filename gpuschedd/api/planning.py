@@ -1,0 +1,45 @@
+"""What only the planner can tell: dry runs, explanations, places in the queue.
+
+Asked of snapshots, which are frozen, in a thread beside the loop, one question at a time. What it
+takes is charged to who asked: a thread holds up the loop half of the time that it is busy.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from gpuschedd.api.limits import RequestBudget
+from gpuschedd.api.readers import FairThread
+
+T = TypeVar("T")
+
+
+class PlannerThread:
+    """Questions to the planner, in turns."""
+
+    def __init__(self, budget: RequestBudget) -> None:
+        self._budget = budget
+        self._thread = FairThread("planner")
+
+    async def ask(self, account: int, work: Callable[[], T]) -> T:
+        """The answer, when the user's turn has come. Raises LimitReached."""
+        await self._budget.settled(account)
+        spent: list[float] = []
+
+        def measured() -> T:
+            began_s = time.thread_time()
+            try:
+                return work()
+            finally:
+                spent.append(time.thread_time() - began_s)
+
+        try:
+            return await self._thread.do(account, measured)
+        finally:
+            self._budget.charge_time(account, sum(spent))
+
+    def close(self) -> None:
+        """Finish what is being asked."""
+        self._thread.close()
