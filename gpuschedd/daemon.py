@@ -354,9 +354,7 @@ class Daemon:
         self.settings = fresh
         broken = await self.controller.broken_by_config(fresh)
         self.auth.forget()
-        self.connections.per_uid = fresh.limits.connections
-        self.connections.in_all = fresh.limits.connections_all
-        self.budget.per_second = fresh.limits.requests_per_second
+        self.server.follow(fresh.limits)
         self.monitor.reconfigure()
         log.info("reloaded changed=%s", ",".join(changed))
         await self._look_for_names()

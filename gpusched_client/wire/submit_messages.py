@@ -131,7 +131,7 @@ class JobProcess(Message):
     rlimits: Mapping[str, tuple[int, int]] | None = wire(_RLIMITS, default=None)
     niceness: int = wire(integer(0, NICENESS_MAX), default=0)
     affinity: tuple[int, ...] | None = wire(
-        list_of(integer(0, CPUS_MAX), CPU_NUMBERS_MAX, 1), default=None
+        list_of(integer(0, CPUS_MAX - 1), CPU_NUMBERS_MAX, 1), default=None
     )
     script_path: bytes | None = wire(_PATH, default=None)
     checked: bool = wire(boolean, default=False)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpusched_client.errors import Conflict, NotFound, StorageError
+from gpusched_client.errors import Conflict, Invalid, NotFound, StorageError
 from gpusched_client.wire.admin_messages import BackupRequest, BackupResult
 from gpusched_client.wire.limits import BACKUP_PIECE_BYTES
 from gpuschedd.store.database import StoreFull, copy_database
@@ -49,6 +49,11 @@ class Backups:
             raise NotFound("that copy is gone; begin again")
         else:
             copy = self._copy
+        if request.offset > copy.size_bytes:
+            raise Invalid(
+                f"offset: {request.offset} lies behind the copy's end; it has {copy.size_bytes} "
+                "bytes, so read from 0 to that"
+            )
         data = await asyncio.to_thread(_read, copy.path, request.offset)
         if request.offset + len(data) >= copy.size_bytes:
             self._drop(copy.backup_id)

@@ -24,6 +24,7 @@ from gpuschedd.api.limits import (
     RequestBudget,
 )
 from gpuschedd.api.registry import Service
+from gpuschedd.config.keys import Limits
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +66,12 @@ class Server:
         self._listening: set[socket.socket] = set()
         self._arriving: set[asyncio.Future[Any]] = set()
         self._refusals: dict[str, bytes] = {}
+
+    def follow(self, limits: Limits) -> None:
+        """Other limits: of connections for those who come, of requests at once."""
+        self._connections.per_uid = limits.connections
+        self._connections.in_all = limits.connections_all
+        self._shared.budget.per_second = limits.requests_per_second
 
     def listen(self, listening: socket.socket) -> None:
         """Serve a bound socket, beside those that are served already."""

@@ -255,7 +255,9 @@ def _wall_numbers(reason: Reason, clock: SchedulerClock) -> dict[str, object]:
     return numbers
 
 
-def gpu_views(state: State, used: Mapping[GpuUuid, UsedGpu], *, stale: bool) -> list[GpuView]:
+def gpu_views(
+    state: State, used: Mapping[GpuUuid, UsedGpu], *, stale: bool, for_admin: bool
+) -> list[GpuView]:
     """All GPUs by index, with what is promised, seen and foreign."""
     jobs_on: dict[GpuUuid, list[Job]] = {}
     for job_id in sorted(state.holding):
@@ -263,19 +265,24 @@ def gpu_views(state: State, used: Mapping[GpuUuid, UsedGpu], *, stale: bool) -> 
         for grant in job.grants:
             jobs_on.setdefault(grant.uuid, []).append(job)
     return [
-        _gpu_view(gpu, jobs_on.get(gpu.uuid, []), used.get(gpu.uuid), stale=stale)
+        _gpu_view(
+            gpu, jobs_on.get(gpu.uuid, []), used.get(gpu.uuid), stale=stale, for_admin=for_admin
+        )
         for gpu in state.gpus
     ]
 
 
-def _gpu_view(gpu: Gpu, jobs: list[Job], used: UsedGpu | None, *, stale: bool) -> GpuView:
+def _gpu_view(
+    gpu: Gpu, jobs: list[Job], used: UsedGpu | None, *, stale: bool, for_admin: bool
+) -> GpuView:
     promised = sum(
         gpu.capacity_bytes if job.whole else grant.held_bytes
         for job in jobs
         for grant in job.grants
         if grant.uuid == gpu.uuid
     )
-    foreign = "; ".join(filter(None, (gpu.foreign_text, gpu.foreign_hint)))
+    told = "; ".join(filter(None, (gpu.foreign_text, gpu.foreign_hint)))
+    foreign = (for_admin and gpu.foreign_detail) or told
     reason = gpu.state_text or foreign or None
     return GpuView(
         index=None if gpu.index_is_past else gpu.index,

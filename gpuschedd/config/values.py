@@ -142,12 +142,12 @@ class ProcessRule:
 
 def process_rules(value: Any) -> tuple[ProcessRule, ...]:
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise ValueError('must be a list such as ["name=ollama", "uid=1000,below=700M"]')
+        raise ValueError('must be a list such as ["name=ollama,uid=1000", "uid=1000,below=700M"]')
     return tuple(_process_rule(item) for item in value)
 
 
 def _process_rule(text: str) -> ProcessRule:
-    """ "name=COMMAND", "uid=NUMBER" and "below=SIZE", joined by commas."""
+    """ "name=COMMAND", "uid=NUMBER" and "below=SIZE", joined by commas; a name needs a uid."""
     found: dict[str, Any] = {}
     for word in text.split(","):
         key, _, given = word.strip().partition("=")
@@ -159,6 +159,11 @@ def _process_rule(text: str) -> ProcessRule:
             found["below_bytes"] = size(given)
         else:
             raise ValueError(f"{word!r} is not name=COMMAND, uid=NUMBER or below=SIZE")
+    if "name" in found and "uid" not in found:
+        raise ValueError(
+            f"{text!r} has no uid, and anybody may give a process any name; "
+            f"write name={found['name']},uid=NUMBER"
+        )
     return ProcessRule(**found)
 
 

@@ -102,6 +102,7 @@ class Gpu:
     foreign_since_s: float | None = None
     foreign_text: str = ""
     foreign_hint: str = ""  # the setting that would let whole jobs beside it
+    foreign_detail: str = ""  # both for admins, where the text must name nobody
     leaves_by_s: float | None = None
     whole_idle: bool = True
     shareable: bool = True

@@ -95,6 +95,15 @@ def texts_of(ranked: Sequence[Foreign]) -> list[str]:
     return parts
 
 
+def texts_of_nobody(foreigners: Sequence[Foreign]) -> list[str]:
+    """How many and how much, where nobody may hear whose they are."""
+    if not foreigners:
+        return []
+    count, held = len(foreigners), sum(foreign.peak for foreign in foreigners)
+    what = "a process" if count == 1 else f"{count} processes"
+    return [f"{what} outside the scheduler with {bytes_text(held)}"]
+
+
 def keepers_of_exclusive(foreigners: Iterable[Foreign]) -> list[Foreign]:
     """Who keeps others from a GPU that allows one process: all that compute, however little.
 

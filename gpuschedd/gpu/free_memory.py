@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from gpusched_client.terms import GpuUuid, JobId
 from gpusched_client.units import MIB, bytes_text
@@ -25,6 +26,7 @@ from gpuschedd.gpu.foreign import (
     is_quiet,
     keepers_of_exclusive,
     texts_of,
+    texts_of_nobody,
     threshold_hint,
 )
 from gpuschedd.gpu.holdings import Holding, Holdings
@@ -42,6 +44,14 @@ OwnerOf = Callable[[GpuProcess], JobKey | None]
 DescribeForeign = Callable[[GpuProcess], ForeignProcess]
 
 
+class Told(NamedTuple):
+    """Of what is foreign on a GPU: for everybody, what would let jobs beside it, for admins."""
+
+    text: str
+    hint: str = ""
+    detail: str = ""
+
+
 class FreeMemory:
     """The memory of what was seen. One instance lives as long as the daemon."""
 
@@ -54,6 +64,7 @@ class FreeMemory:
     ) -> None:
         """`desktop_uid`: whose programs that only draw keep no job away."""
         self.sharing = sharing
+        self.hides_owners = False  # from all but admins: the host is private
         self._lasting = LastingMemory(lambda: self.sharing.idle_threshold_bytes)
         self._desktop_uid = desktop_uid
         self._owner_of = owner_of
@@ -113,7 +124,8 @@ class FreeMemory:
                 problems += self._lasting.problems(info, count, is_held=bool(held), lag_s=lag_s)
                 loud = [each for each in count.foreign if not each.is_quiet and not each.given]
                 if held and loud:
-                    strangers[info.uuid] = ", ".join(texts_of(_largest_first(loud)))
+                    words = texts_of_nobody if self.hides_owners else texts_of
+                    strangers[info.uuid] = ", ".join(words(_largest_first(loud)))
                 if reading.processes is not None:
                     listed.add(info.uuid)
                     self._find_strays(info.uuid, count, live, out_of_place, left)
@@ -295,23 +307,24 @@ class FreeMemory:
         nobodys = 0 if info.is_hosts else count.ownerless + unexplained
         nobodys = max(0, nobodys - self._idle_use(info, reading, held, loud))
         is_idle = self._is_idle(info, loud, nobodys)
-        text, hint = self._foreign_text(info, count, unexplained), ""
+        hint, closed = "", ""
         keepers = [] if gpu.shareable else keepers_of_exclusive(count.foreign)
         if keepers:
             is_idle, foreign_bytes = False, gpu.capacity_bytes
-            names = ", ".join(texts_of(_largest_first(keepers)))
-            text = f"{names}; its compute mode allows one process only, so it is in use"
+            closed = "; its compute mode allows one process only, so it is in use"
         leaves_by_s = self._leaves_by_s(info.uuid, count, foreign_bytes, now_s)
         if not is_idle and not keepers and leaves_by_s is None:
             hint = self._hint(loud, nobodys)
+        told = self._told(info, count, unexplained, keepers, closed, hint)
         threshold = self.sharing.idle_threshold_bytes
         is_foreign = bool(keepers) or foreign_bytes > threshold
         return replace(
             gpu,
             foreign_bytes=foreign_bytes,
             foreign_since_s=self._since_s(gpu.uuid, count, is_foreign, now_s),
-            foreign_text=text,
-            foreign_hint=hint,
+            foreign_text=told.text,
+            foreign_hint=told.hint,
+            foreign_detail=told.detail,
             whole_idle=is_idle,
             leaves_by_s=leaves_by_s,
         )
@@ -416,28 +429,48 @@ class FreeMemory:
         """No figure, for good: whole jobs only, and those only beside nobody else."""
         idle = reading.processes is not None and all(foreign.is_quiet for foreign in count.foreign)
         text = "its memory cannot be read, so it is given whole only"
+        told = Told(text)
         if not idle:
-            names = self._foreign_text(info, count, 0)
-            text = names or "its processes cannot be listed"
+            told = self._told(info, count, 0)
+            told = told._replace(text=told.text or "its processes cannot be listed")
         return replace(
             gpu,
             foreign_bytes=gpu.capacity_bytes,
             foreign_since_s=None,
-            foreign_text=text,
+            foreign_text=told.text,
+            foreign_detail=told.detail,
             whole_idle=idle,
         )
 
-    def _foreign_text(self, info: GpuInfo, count: Count, unexplained: int) -> str:
-        """Who is in the way, the largest first."""
-        parts = texts_of(_largest_first(count.foreign))
+    def _told(
+        self,
+        info: GpuInfo,
+        count: Count,
+        unexplained: int,
+        keepers: Sequence[Foreign] = (),
+        closed: str = "",
+        hint: str = "",
+    ) -> Told:
+        """Who is in the way, for everybody; on a private host by name for admins alone."""
+        found = _largest_first(keepers or count.foreign)
+        rest = [] if keepers else self._rest(info, count, unexplained)
+        named = ", ".join((*texts_of(found), *rest)) + closed
+        if not self.hides_owners:
+            return Told(named, hint)
+        unnamed = ", ".join((*texts_of_nobody(found), *rest)) + closed
+        return Told(unnamed, detail="; ".join(filter(None, (named, hint))))
+
+    def _rest(self, info: GpuInfo, count: Count, unexplained: int) -> list[str]:
+        """What is no process's."""
+        parts = []
         if info.is_hosts:
             if unexplained >= MIB:
                 parts.append(f"{bytes_text(unexplained)} of the host, whose memory it shares")
-            return ", ".join(parts)
+            return parts
         ownerless = count.ownerless - count.given + unexplained
         if ownerless >= MIB:
             parts.append(f"{bytes_text(ownerless)} {self._ownerless_words(info.uuid, count)}")
-        return ", ".join(parts)
+        return parts
 
     def _ownerless_words(self, uuid: GpuUuid, count: Count) -> str:
         unknown = [foreign for foreign in count.foreign if foreign.size_is_unknown]

@@ -81,6 +81,7 @@ class GpuMonitor:
             attribution.describe,
             desktop_uid,
         )
+        self._free.hides_owners = controller.state.config.private
         self._inventory = HostInventory(controller, is_simulated=source.is_simulated)
         self._health = HealthWatch(health_rules, controller, same_boot=same_boot)
         self.use = JobUse(controller)
@@ -165,6 +166,7 @@ class GpuMonitor:
         """The configuration was read again."""
         config = self._controller.state.config
         self._free.sharing = config.sharing
+        self._free.hides_owners = config.private
         self._health.reconfigure()
         self._derive()
 

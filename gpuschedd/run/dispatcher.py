@@ -19,7 +19,6 @@ from gpuschedd.run.launchers.direct import (
     UNFILTERED,
     AccountGone,
     LaunchDeferred,
-    LaunchFailed,
     PlaceAway,
 )
 from gpuschedd.run.launches import LaunchPlan, MakePlan
@@ -225,13 +224,13 @@ class Dispatcher:
         return probe, self._specs.bounds(job, access)
 
     async def _device_access(self, gpus: Sequence[GrantedGpu]) -> DeviceAccess:
-        """For a launcher that can filter. Raises LaunchFailed."""
+        """For a launcher that can filter. Raises LaunchDeferred: it is the host that lacks it."""
         if not self._runner.launcher.filters_devices:
             return UNFILTERED
         try:
             return await asyncio.to_thread(self._specs.device_access, gpus)
         except (OSError, DeviceMissing) as error:
-            raise LaunchFailed(str(error)) from error
+            raise LaunchDeferred(f"no device filter can be made: {error}") from error
 
     async def _look_again(self, job: Job) -> None:
         """Raises NoLongerFits where foreign use came, or a GPU went, since the decision."""

@@ -15,7 +15,7 @@ import pytest
 from gpusched_client.terms import JobState
 from gpuschedd.gpu.source import DeviceAccess, DeviceMissing
 from gpuschedd.run.dispatcher import Dispatcher
-from gpuschedd.run.launchers.direct import LaunchFailed
+from gpuschedd.run.launchers.direct import LaunchDeferred
 from gpuschedd.run.launchers.systemd import SystemdLauncher
 from tests.support.daemon import DaemonProcess, daemon_in, until
 
@@ -290,8 +290,10 @@ def test_a_state_directory_may_have_a_longer_path_than_a_socket(tmp_path: Path) 
     daemon.stop()
 
 
-def test_a_gpu_without_its_device_node_fails_the_launch_with_the_cure() -> None:
-    """PID 1 would pass the missing node over, and the job would see no GPU."""
+def test_a_gpu_without_its_device_node_defers_the_launch_with_the_cure() -> None:
+    """PID 1 would pass the missing node over, and the job would see no GPU. The host lacks it, so
+    no attempt of the job's is counted.
+    """
 
     def missing(_gpus: object) -> DeviceAccess:
         raise DeviceMissing("/dev/nvidia3 does not exist; `nvidia-smi` makes it")
@@ -300,5 +302,5 @@ def test_a_gpu_without_its_device_node_fails_the_launch_with_the_cure() -> None:
         _runner=SimpleNamespace(launcher=SystemdLauncher()),
         _specs=SimpleNamespace(device_access=missing),
     )
-    with pytest.raises(LaunchFailed, match="/dev/nvidia3 does not exist"):
+    with pytest.raises(LaunchDeferred, match="/dev/nvidia3 does not exist"):
         asyncio.run(Dispatcher._device_access(dispatcher, []))

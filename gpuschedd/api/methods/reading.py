@@ -84,5 +84,8 @@ async def with_finals(
 def gpu_views(call: Call) -> list[GpuView]:
     """All GPUs, as of the last sample."""
     return views.gpu_views(
-        call.state, call.services.gpu_readings.used(), stale=call.services.gpu_readings.is_stale
+        call.state,
+        call.services.gpu_readings.used(),
+        stale=call.services.gpu_readings.is_stale,
+        for_admin=call.caller.is_admin,
     )

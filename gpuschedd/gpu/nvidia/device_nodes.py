@@ -127,9 +127,13 @@ def _groups(proc_devices: Path) -> Iterator[tuple[str, int, str]]:
 
 
 def _nodes_beside(dev: Path, whole: set[tuple[str, int]], gpus: set[Path]) -> Iterator[Path]:
-    """Nodes of no GPU and in no group that is open as a whole: nvidiactl, for instance."""
+    """Nodes of no GPU and in no group that is open as a whole: nvidiactl, for instance.
+
+    No directory that others can write is walked, as /dev/shm: it would hold what they like.
+    """
     walked = 0
-    for directory, _, names in os.walk(dev):
+    for directory, below, names in os.walk(dev):
+        below[:] = [name for name in below if _is_roots(Path(directory, name))]
         for name in sorted(names):
             walked += 1
             if walked > NODES_MAX:
@@ -141,3 +145,12 @@ def _nodes_beside(dev: Path, whole: set[tuple[str, int]], gpus: set[Path]) -> It
                 continue
             if kind is not None and kind not in whole and path not in gpus:
                 yield path
+
+
+def _is_roots(directory: Path) -> bool:
+    """Whether nobody but root can put anything there. On doubt nobody looks."""
+    try:
+        found = directory.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == 0 and not found.st_mode & 0o022

@@ -43,6 +43,7 @@ PROC = Path("/proc")
 PID1_DEADLINE_S = 20.0  # it answers in a few hundredths of a second; reloads may take some
 RESTART_S = 3  # between two tries of PID 1's; it gives up at five in 10 s
 STOP_MARGIN_S = 30  # equal to the grace, PID 1's KILL would race with the exit record
+_DEVICE_COMPLAINT = re.compile(r"Device(Allow|Policy)|device (node|policy)", re.IGNORECASE)
 _UNIT = re.compile(rb"gpusched-job-\d+-\d+\.service")
 
 
@@ -81,6 +82,8 @@ class SystemdLauncher(DirectLauncher):
         answer = _ask_pid1(command)
         if answer.status != 0:
             self._require_program()
+            if _DEVICE_COMPLAINT.search(answer.complaint):
+                raise LaunchDeferred(f"no device filter can be set: {answer.complaint}")
             raise LaunchFailed(answer.complaint or f"systemd-run ended with status {answer.status}")
 
     def _require_program(self) -> None:
