@@ -7,7 +7,7 @@ import math
 import time
 
 from gpusched_client.terms import JobId
-from gpuschedd.api.limits import EXPECTED_FIRST, WALK_REST
+from gpuschedd.api.limits import EXPECTED_FIRST, WALK_PATIENCE_S, WALK_REST
 from gpuschedd.core import forecast
 from gpuschedd.core.model import ExpectedStart, Plan, Policy, Snapshot
 from gpuschedd.jobs.controller import Controller
@@ -19,6 +19,7 @@ class ExpectedStarts:
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
         self._walk: _Walk | None = None
+        self._found: dict[JobId, ExpectedStart] | None = None  # of the last walk that has ended
 
     async def find(self) -> dict[JobId, ExpectedStart]:
         """The separate walk: only when somebody looks, for the newest pass, and beside the loop.
@@ -34,7 +35,13 @@ class ExpectedStarts:
         if walk is None or (walk.made is not made and time.monotonic() >= walk.kept_until_s):
             walk = self._walk = _Walk(made)
             walk.begin(self._controller.snapshots.take(), state.policy)
-        return await asyncio.shield(walk.found)
+        if self._found is not None and not walk.found.done():
+            # On a busy daemon: what was true a moment ago, rather than nothing for long.
+            await asyncio.wait({walk.found}, timeout=WALK_PATIENCE_S)
+            if not walk.found.done():
+                return self._found
+        self._found = await asyncio.shield(walk.found)
+        return self._found
 
 
 class _Walk:

@@ -56,6 +56,7 @@ REFUSALS_MAX = 1_000  # texts of refused connections that are kept
 VIEWS_AT_ONCE = 10  # a few tenths of a millisecond
 EXPECTED_FIRST = 200  # jobs whose expected start is walked to
 POSITIONS_MAX = 2_000  # so far down the queue a job's place is looked for
+WALK_PATIENCE_S = 0.05  # then what the walk before it found is good enough
 WALK_REST = 20.0  # times as long as it took, before the next
 
 ACTIVE_S = 1.0  # so long after a request its sender counts as active

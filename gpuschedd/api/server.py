@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 BACKLOG = 1_024
 ACCEPT_PAUSE_S = 0.1  # after no descriptor was left
 ACCEPT_AT_ONCE = 8  # then those who are connected have their turn
+REFUSED_AT_ONCE = 100  # of those that are refused, behind whom others wait to be accepted
 
 
 class AccountsOfUids(Protocol):
@@ -88,7 +89,8 @@ class Server:
 
     def _accept(self, listening: socket.socket) -> None:
         """Some of those that wait. A refused client costs only a look at its credentials."""
-        for _ in range(ACCEPT_AT_ONCE):
+        refused = taken = 0
+        while taken < ACCEPT_AT_ONCE and refused < REFUSED_AT_ONCE:
             try:
                 accepted, _address = listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -97,7 +99,10 @@ class Server:
                 log.warning("accept_failed error=%s", error)
                 self._pause_accepting(listening)
                 return
-            self._take(accepted)
+            if self._take(accepted):
+                taken += 1
+            else:
+                refused += 1
 
     def _pause_accepting(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -109,7 +114,8 @@ class Server:
 
         loop.call_later(ACCEPT_PAUSE_S, go_on)
 
-    def _take(self, accepted: socket.socket) -> None:
+    def _take(self, accepted: socket.socket) -> bool:
+        """Whether it was not refused at once."""
         accepted.setblocking(False)
         try:
             peer = peer_of(accepted)
@@ -120,7 +126,7 @@ class Server:
                 raise LimitReached("too many unknown users connect at once; try again in a moment")
         except GpuschedError as refusal:
             self._refuse(accepted, refusal)
-            return
+            return False
         if account is not None:
             arrival = self._serve(accepted, peer, account)
         else:
@@ -128,6 +134,7 @@ class Server:
         task = asyncio.ensure_future(arrival)
         self._arriving.add(task)
         task.add_done_callback(self._arriving.discard)
+        return True
 
     async def _ask_and_serve(self, accepted: socket.socket, peer: Peer) -> None:
         """Of a uid that has not been here lately."""
