@@ -40,7 +40,7 @@ from gpuschedd.jobs import holds
 from gpuschedd.jobs.controller import Controller
 from gpuschedd.jobs.state import State, policy_of
 from gpuschedd.jobs.upkeep import Upkeep
-from gpuschedd.logs import log_events, set_up_logging
+from gpuschedd.logs import EventLog, set_up_logging
 from gpuschedd.run.dispatcher import Dispatcher
 from gpuschedd.run.hints import HintSocket
 from gpuschedd.run.launchers.direct import DirectLauncher, Launcher
@@ -183,7 +183,7 @@ class Daemon:
         self.connections = Connections(limits.connections, limits.connections_all)
         self.auth = Authenticator(self.controller, self.accounts, options.mode, os.getuid())
         subscriptions = Subscriptions(self.budget)
-        self.controller.on_commit += [subscriptions.after_commit, log_events]
+        self.controller.on_commit += [subscriptions.after_commit, EventLog().after_commit]
         self.api = Api(
             Services(
                 mode=options.mode,

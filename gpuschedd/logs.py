@@ -2,23 +2,53 @@
 
 from __future__ import annotations
 
+import asyncio
+import atexit
 import logging
 import os
 import sys
+from collections import deque
 from typing import Any, TextIO
 
 from gpusched_client.terms import printable
 from gpuschedd.jobs.controller import Committed
+from gpuschedd.store.records import Event
 
 log = logging.getLogger("gpuschedd")
 
+LINES_AT_ONCE = 50
 
-def log_events(committed: Committed) -> None:
-    """One line per event. Never environments, never command lines."""
-    for _, event in committed.events:
-        facts = [("job", event.job_id), ("uid", event.uid), *event.data.items()]
-        words = [f"{key}={_logged(value)}" for key, value in facts if value not in (None, [], ())]
-        log.info("%s", " ".join([event.kind, *words]))
+
+class EventLog:
+    """One line per event, some at once: a thousand would hold up everybody."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Event] = deque()
+        self._is_under_way = False
+        atexit.register(self._write, None)
+
+    def after_commit(self, committed: Committed) -> None:
+        """Hear of a committed batch."""
+        self._waiting += [event for _, event in committed.events]
+        if not self._is_under_way:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        self._write(LINES_AT_ONCE)
+        self._is_under_way = bool(self._waiting)
+        if self._waiting:
+            asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _write(self, most: int | None) -> None:
+        for _ in range(len(self._waiting) if most is None else min(most, len(self._waiting))):
+            log_event(self._waiting.popleft())
+
+
+def log_event(event: Event) -> None:
+    """Never environments, never command lines."""
+    facts = [("job", event.job_id), ("uid", event.uid), *event.data.items()]
+    words = [f"{key}={_logged(value)}" for key, value in facts if value not in (None, [], ())]
+    log.info("%s", " ".join([event.kind, *words]))
 
 
 def _logged(value: object) -> str:

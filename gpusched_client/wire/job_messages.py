@@ -165,12 +165,26 @@ class JobView(JobOptions, JobIdentity):
 _JOB_VIEWS = list_of(nested(JobView), RESPONSE_JOBS_MAX)
 
 
+def _uncut(page: dict[str, Any]) -> dict[str, Any]:
+    if page["cut"] is None:
+        del page["cut"]
+    return page
+
+
 @message
 class JobsResult(Response):
-    """A page of jobs; `total` counts all that passed the filters."""
+    """A page of jobs; `total` counts all that passed the filters.
+
+    `cut` says why there are fewer than asked for, where more were there.
+    """
 
     jobs: tuple[JobView, ...] = wire(_JOB_VIEWS)
     total: int = wire(COUNT)
+    cut: str | None = wire(ANY_TEXT, default=None)
+
+    def to_wire(self) -> dict[str, Any]:
+        """The map to send; a whole page has no `cut`."""
+        return _uncut(Response.to_wire(self))
 
 
 @method("jobs", Right.ALL)
@@ -192,10 +206,18 @@ class JobsRequest(Request[JobsResult]):
 
 @message
 class QueueResult(Response):
-    """A page of pending jobs in scheduling order; `total` counts all pending ones."""
+    """A page of pending jobs in scheduling order; `total` counts all pending ones.
+
+    `cut` says why there are fewer than asked for, where more were there.
+    """
 
     jobs: tuple[JobView, ...] = wire(_JOB_VIEWS)
     total: int = wire(COUNT)
+    cut: str | None = wire(ANY_TEXT, default=None)
+
+    def to_wire(self) -> dict[str, Any]:
+        """The map to send; a whole page has no `cut`."""
+        return _uncut(Response.to_wire(self))
 
 
 @method("queue", Right.ALL, (NotFound,))

@@ -10,15 +10,21 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from gpusched_client.errors import GpuschedError, Internal, Unavailable
 from gpusched_client.wire import framing
 from gpusched_client.wire.catalog import read_request
+from gpusched_client.wire.message import Response
+from gpusched_client.wire.methods import Request
+from gpuschedd.api import replies
 from gpuschedd.api.auth import Peer
 from gpuschedd.api.limits import (
     DECODED_BYTES,
     IDLE_S,
     LINGER_S,
+    LONG_COST,
+    LONG_ROWS,
     OPEN_REQUESTS_MAX,
     TAKEN_AT_ONCE,
     UNREAD_S,
@@ -32,6 +38,7 @@ from gpuschedd.api.limits import (
     cost_of,
 )
 from gpuschedd.api.metering import metered
+from gpuschedd.api.readers import FairThread
 from gpuschedd.api.registry import Service
 
 log = logging.getLogger(__name__)
@@ -49,6 +56,7 @@ class Shared:
     connections: Connections
     requests: OpenRequests[ServerConnection]
     open: set[ServerConnection]
+    codec: FairThread
     unsent: Unsent = field(default_factory=Unsent)
 
 
@@ -74,6 +82,7 @@ class ServerConnection(asyncio.Protocol):
         self._unread = memoryview(b"")  # what was received and not decoded yet
         self._waiting: deque[framing.Incoming] = deque()
         self._goes_on = False  # its next turn is set
+        self._is_reading = False  # a long request, and what comes behind it waits
         self._not_before: asyncio.TimerHandle | None = None  # its user asks too much
         self._unsent_timer: asyncio.TimerHandle | None = None  # set while something is unsent
 
@@ -151,7 +160,7 @@ class ServerConnection(asyncio.Protocol):
 
     def _may_take(self) -> bool:
         """Whether the next request's turn has come; if not, what will come back to it is set."""
-        if self._is_dead or self._not_before is not None:
+        if self._is_dead or self._not_before is not None or self._is_reading:
             return False
         self._decode_some()
         if not self._waiting:
@@ -210,9 +219,9 @@ class ServerConnection(asyncio.Protocol):
 
     async def _answer_it(self, message: framing.RequestFrame) -> None:
         try:
-            request = read_request(message.method, message.params)
+            request = await self._read(message)
             response = await self._shared.service.handle(self, request)
-            reply = framing.encode_response(message.msgid, response.to_wire())
+            reply = await self._written(message.msgid, response)
         except GpuschedError as refusal:
             reply = framing.encode_error(message.msgid, refusal)
         except asyncio.CancelledError:
@@ -222,6 +231,26 @@ class ServerConnection(asyncio.Protocol):
             bug = Internal(f"a bug in gpuschedd: {type(error).__name__}; its log has more")
             reply = framing.encode_error(message.msgid, bug)
         self._send(reply)
+
+    async def _read(self, message: framing.RequestFrame) -> Request[Any]:
+        """The typed request; a long one beside the loop, and none is taken before it."""
+        if cost_of(message.params) < LONG_COST:
+            return read_request(message.method, message.params)
+        self._is_reading = True
+        try:
+            return await self._shared.codec.do(
+                self._account, lambda: read_request(message.method, message.params)
+            )
+        finally:
+            self._is_reading = False
+            asyncio.get_running_loop().call_soon(self.go_on)
+
+    async def _written(self, msgid: int, response: Response) -> bytes:
+        """The reply's bytes; of a long one they are made beside the loop."""
+        rows = getattr(response, "jobs", None) or getattr(response, "outcomes", None) or ()
+        if len(rows) < LONG_ROWS:
+            return replies.encode(msgid, response)
+        return await self._shared.codec.do(self._account, lambda: replies.encode(msgid, response))
 
     def _answered(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

@@ -59,6 +59,9 @@ POSITIONS_MAX = 2_000  # so far down the queue a job's place is looked for
 WALK_PATIENCE_S = 0.05  # then what the walk before it found is good enough
 WALK_REST = 20.0  # times as long as it took, before the next
 
+LONG_ROWS = 100  # from so many on a message is read or written beside the loop
+LONG_COST = 1.0 + LONG_ROWS / 4.0  # as `cost_of` counts them
+
 ACTIVE_S = 1.0  # so long after a request its sender counts as active
 REST_S = 0.005
 ROWS_A_REQUEST = 4.0  # jobs that are named or shown: so many cost as much as one more request

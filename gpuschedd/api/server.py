@@ -23,6 +23,7 @@ from gpuschedd.api.limits import (
     OpenRequests,
     RequestBudget,
 )
+from gpuschedd.api.readers import FairThread
 from gpuschedd.api.registry import Service
 from gpuschedd.config.keys import Limits
 
@@ -61,7 +62,9 @@ class Server:
         """
         self.open: set[ServerConnection] = set()
         self._connections = connections
-        self._shared = Shared(service, budget, connections, OpenRequests(), self.open)
+        self._shared = Shared(
+            service, budget, connections, OpenRequests(), self.open, FairThread("codec")
+        )
         self._accounts = known_accounts
         self._only_uid = only_uid
         self._listening: set[socket.socket] = set()
@@ -176,6 +179,7 @@ class Server:
             self.leave(listening)
         for connection in tuple(self.open):
             connection.close()
+        self._shared.codec.close()
 
     def _admit(self, peer: Peer, account: int) -> None:
         """Raise where this peer may not have one more connection."""

@@ -12,8 +12,10 @@ from gpusched_client.errors import LimitReached, StorageError
 from gpusched_client.wire.fields import InvalidValue
 from gpuschedd.api import limits as budget
 from gpuschedd.api import readers as reads
-from gpuschedd.api.limits import RequestBudget, cost_of
+from gpuschedd.api.limits import Connections, RequestBudget, Turns, Unsent, cost_of
+from gpuschedd.api.metering import metered
 from gpuschedd.api.readers import FairReader
+from gpuschedd.jobs.principal import STRANGERS
 
 ALICE, BOB = 3001, 3002
 
@@ -130,3 +132,117 @@ def test_a_thousand_questions_of_one_user_have_a_limit(monkeypatch: pytest.Monke
         return results
 
     assert any(isinstance(result, LimitReached) for result in asyncio.run(run()))
+
+
+def test_what_takes_the_daemon_s_time_is_charged_by_it(clock: list[float]) -> None:
+    """A tenth of a second of work costs more than a request, whatever it names."""
+    found = RequestBudget(100.0, is_shared=True)
+    found.charge(BOB, 1.0)
+    found.charge(ALICE, 1.0)
+    found.charge_time(ALICE, 0.3)
+    assert found.debt_s(ALICE) > 0.0
+    assert found.debt_s(BOB) == 0.0
+    assert clock
+
+
+def test_each_step_of_a_request_is_measured_and_waiting_is_not() -> None:
+    spent: list[float] = []
+
+    async def work() -> str:
+        sum(range(300_000))
+        await asyncio.sleep(0.05)
+        sum(range(300_000))
+        return "done"
+
+    async def run() -> str:
+        return await metered(work(), spent.append)
+
+    assert asyncio.run(run()) == "done"
+    busy = [step for step in spent if step > 0.0005]
+    assert len(busy) == 2
+
+
+def test_a_measured_request_can_be_cancelled() -> None:
+    async def run() -> bool:
+        task = asyncio.ensure_future(_measured_for_ever())
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait({task})
+        return task.cancelled()
+
+    async def _measured_for_ever() -> None:
+        await metered(asyncio.sleep(3_600), lambda _spent: None)
+
+    assert asyncio.run(run())
+
+
+def test_a_user_s_large_commands_go_one_after_the_other_and_another_s_at_once() -> None:
+    order: list[str] = []
+
+    async def work(turns: Turns, uid: int, name: str, rows: int, until: asyncio.Event) -> None:
+        async with turns.of(uid, rows):
+            order.append(name)
+            await until.wait()
+
+    async def run() -> None:
+        turns, until = Turns(rows_max=1_000), asyncio.Event()
+        tasks = [
+            asyncio.ensure_future(work(turns, *words, until))
+            for words in (
+                (ALICE, "large", 900),
+                (ALICE, "second", 900),
+                (ALICE, "small", 1),
+                (BOB, "his", 900),
+            )
+        ]
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert order == ["large", "his"]
+        tasks[1].cancel()  # its connection is gone
+        until.set()
+        await asyncio.wait(tasks)
+        async with turns.of(ALICE, 1_000):
+            order.append("last")
+
+    asyncio.run(run())
+    assert order == ["large", "his", "small", "last"]
+
+
+class Stalled:
+    """A reader that takes nothing."""
+
+    def __init__(self, unsent: Unsent, account: int, size: int) -> None:
+        self.unsent_bytes, self.is_cut = size, False
+        unsent.begin(account, self)
+
+    def cut(self, why: str) -> None:
+        assert why
+        self.is_cut, self.unsent_bytes = True, 0
+
+
+def test_unread_bytes_of_one_user_have_a_bound_and_the_largest_goes_first() -> None:
+    unsent, half = Unsent(), budget.UNSENT_PER_UID_MAX // 2
+    small, large = Stalled(unsent, ALICE, half), Stalled(unsent, ALICE, half + 1)
+    his = Stalled(unsent, BOB, half)
+    unsent.bound(ALICE)
+    assert (small.is_cut, large.is_cut, his.is_cut) == (False, True, False)
+
+
+def test_unread_bytes_of_all_have_a_bound_and_who_has_the_most_is_cut() -> None:
+    unsent, most = Unsent(), budget.UNSENT_PER_UID_MAX
+    heavy = [Stalled(unsent, uid, most) for uid in range(100, 105)]
+    his = Stalled(unsent, BOB, 1_000)
+    unsent.bound(BOB)
+    assert sum(reader.is_cut for reader in heavy) == 2
+    assert not his.is_cut
+
+
+def test_uids_without_an_account_share_a_few_connections() -> None:
+    found = Connections(256, 4_096)
+    for _ in range(budget.STRANGERS_CONNECTIONS_MAX):
+        found.admit(STRANGERS)
+    with pytest.raises(LimitReached, match=f"they share {budget.STRANGERS_CONNECTIONS_MAX}"):
+        found.admit(STRANGERS)
+    found.admit(BOB)
+    found.release(STRANGERS)
+    found.admit(STRANGERS)
