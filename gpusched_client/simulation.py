@@ -11,13 +11,14 @@ import os
 import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 CLAIM_BYTES_MAX = 64 * 1024
-CLAIMS_MAX = 10_000
+NAMES_MAX = 1_000  # files that are looked at one by one
 HOST_NAME = "host.json"
 DIRECTORY_NAME = "sim"  # in the state directory of a user's own daemon
-SYSTEM_DIR = Path("/run/gpuschedd/sim")
+SYSTEM_DIR = Path("/dev/shm/gpuschedd-sim")  # where everybody may fill the memory anyway
 ENVIRONMENT_NAME = "GPUSCHED_SIM_DIR"
 # What reading a file that anybody may have written can raise.
 _NOT_UNDERSTOOD = (
@@ -63,19 +64,46 @@ def write_claim(directory: Path, gpus: Mapping[str, int]) -> None:
 
 
 def read_claims(directory: Path) -> Iterator[Claim]:
-    """The claims of live processes. Files of dead ones are removed; odd files are passed over."""
-    try:
-        names = sorted(os.listdir(directory))
-    except FileNotFoundError:
-        return
-    for name in names[:CLAIMS_MAX]:
+    """The claims of live processes; what is no such claim is removed, as far as we may.
+
+    Anybody may put files here: among very many, those of the processes that live are looked for by
+    name, so that nobody's are hidden.
+    """
+    names = _some_names(directory)
+    if len(names) > NAMES_MAX:
+        yield from _claims_of_all_processes(directory)
+    for name in names:
         identity = _identity(name)
-        if identity is None:
-            continue
-        if start_ticks_of(identity[0]) != identity[1]:
-            _remove(directory / name)
-            continue
-        claim = _read(directory / name, *identity)
+        if identity is None or start_ticks_of(identity[0]) != identity[1]:
+            if not _is_in_the_making(name):
+                _remove(directory / name)
+        elif len(names) <= NAMES_MAX:
+            claim = _read(directory / name, *identity)
+            if claim is not None:
+                yield claim
+
+
+def _is_in_the_making(name: str) -> bool:
+    """The host's file, and what becomes one or a claim of a live process."""
+    if name == HOST_NAME or name.startswith(f".{HOST_NAME}."):
+        return True
+    identity = _identity(name.removeprefix(".").removesuffix(".tmp"))
+    return identity is not None and start_ticks_of(identity[0]) == identity[1]
+
+
+def _some_names(directory: Path) -> list[str]:
+    """All of the directory, or one more than NAMES_MAX."""
+    try:
+        with os.scandir(directory) as entries:
+            return sorted(entry.name for entry in islice(entries, NAMES_MAX + 1))
+    except FileNotFoundError:
+        return []
+
+
+def _claims_of_all_processes(directory: Path) -> Iterator[Claim]:
+    for name in os.listdir("/proc"):
+        ticks = start_ticks_of(int(name)) if name.isdecimal() else None
+        claim = None if ticks is None else _read(directory / f"{name}.{ticks}", int(name), ticks)
         if claim is not None:
             yield claim
 

@@ -12,7 +12,6 @@ from typing import Any, TextIO
 
 from gpusched_client.terms import printable
 from gpuschedd.jobs.controller import Committed
-from gpuschedd.store.records import Event
 
 log = logging.getLogger("gpuschedd")
 
@@ -20,10 +19,13 @@ LINES_AT_ONCE = 50
 
 
 class EventLog:
-    """One line per event, some at once: a thousand would hold up everybody."""
+    """One line per event, some at once: a thousand would hold up everybody.
+
+    Never environments, never command lines.
+    """
 
     def __init__(self) -> None:
-        self._waiting: deque[Event] = deque()
+        self._waiting: deque[Any] = deque()
         self._is_under_way = False
         atexit.register(self._write, None)
 
@@ -41,14 +43,11 @@ class EventLog:
 
     def _write(self, most: int | None) -> None:
         for _ in range(len(self._waiting) if most is None else min(most, len(self._waiting))):
-            log_event(self._waiting.popleft())
-
-
-def log_event(event: Event) -> None:
-    """Never environments, never command lines."""
-    facts = [("job", event.job_id), ("uid", event.uid), *event.data.items()]
-    words = [f"{key}={_logged(value)}" for key, value in facts if value not in (None, [], ())]
-    log.info("%s", " ".join([event.kind, *words]))
+            event = self._waiting.popleft()
+            facts = [("job", event.job_id), ("uid", event.uid), *event.data.items()]
+            known = [(key, value) for key, value in facts if value not in (None, [], ())]
+            words = [f"{key}={_logged(value)}" for key, value in known]
+            log.info("%s", " ".join([event.kind, *words]))
 
 
 def _logged(value: object) -> str:

@@ -27,9 +27,7 @@ from gpuschedd.api.limits import (
     LONG_ROWS,
     OPEN_REQUESTS_MAX,
     TAKEN_AT_ONCE,
-    UNREAD_S,
     UNSENT_BYTES_ENOUGH,
-    UNSENT_BYTES_MAX,
     WHOLE_REQUEST_S,
     Connections,
     OpenRequests,
@@ -38,6 +36,7 @@ from gpuschedd.api.limits import (
     cost_of,
 )
 from gpuschedd.api.metering import metered
+from gpuschedd.api.outgoing import Outgoing
 from gpuschedd.api.readers import FairThread
 from gpuschedd.api.registry import Service
 
@@ -74,7 +73,7 @@ class ServerConnection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._close_callbacks: list[Callable[[], None]] = []
         self._watching = False
-        self._sent_bytes = 0  # taken by the client or not
+        self._outgoing = Outgoing(shared.unsent, account)
         self._paused = False
         self._is_dead = False  # takes nothing more: the boundaries of its messages are lost
         self._is_at_end = False  # the client sends nothing more
@@ -84,7 +83,6 @@ class ServerConnection(asyncio.Protocol):
         self._goes_on = False  # its next turn is set
         self._is_reading = False  # a long request, and what comes behind it waits
         self._not_before: asyncio.TimerHandle | None = None  # its user asks too much
-        self._unsent_timer: asyncio.TimerHandle | None = None  # set while something is unsent
 
     # --- asyncio.Protocol ---------------------------------------------------------------------
 
@@ -92,20 +90,20 @@ class ServerConnection(asyncio.Protocol):
         """From here on it is served."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        transport.set_write_buffer_limits(high=0)  # hear of it as soon as something is unsent
+        self._outgoing.begin(transport)
         self._shared.open.add(self)
         self._rearm()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Uncount it and end what waits for it."""
         del exc
-        for timer in (self._timer, self._not_before, self._unsent_timer):
+        for timer in (self._timer, self._not_before):
             if timer is not None:
                 timer.cancel()
         for task in tuple(self._tasks):
             task.cancel()
         uid = self._account
-        self._shared.unsent.end(uid, self)
+        self._outgoing.end_waiting()
         self._shared.open.discard(self)
         self._shared.requests.forget(uid, self)
         self._shared.connections.release(uid)
@@ -165,7 +163,10 @@ class ServerConnection(asyncio.Protocol):
         self._decode_some()
         if not self._waiting:
             return False
-        if len(self._tasks) >= OPEN_REQUESTS_MAX or self.unsent_bytes > UNSENT_BYTES_ENOUGH:
+        if (
+            len(self._tasks) >= OPEN_REQUESTS_MAX
+            or self._outgoing.unsent_bytes > UNSENT_BYTES_ENOUGH
+        ):
             return False
         shared, uid = self._shared, self._account
         if not shared.requests.has_room(uid):
@@ -291,60 +292,20 @@ class ServerConnection(asyncio.Protocol):
 
     # --- sending ------------------------------------------------------------------------------
 
-    def _send(self, data: bytes) -> bool:
-        """Queue bytes; a reader that never reads is cut at the limit."""
-        transport = self._transport
-        if transport is None or transport.is_closing():
-            return False
-        if self.unsent_bytes > UNSENT_BYTES_MAX:
-            self.cut("reads nothing")
-            return False
-        self._sent_bytes += len(data)
-        transport.write(data)
-        if self._unsent_timer is not None:
-            self._shared.unsent.bound(self._account)
-        return not transport.is_closing()
+    def _send(self, data: bytes) -> None:
+        self._outgoing.send(data)
 
     def notify(self, data: bytes) -> bool:
         """Events for a watcher; False (and nothing sent) while it is half a limit behind."""
-        if self.unsent_bytes > UNSENT_BYTES_MAX // 2:
-            return False
-        return self._send(data)
-
-    @property
-    def unsent_bytes(self) -> int:
-        """That the client has not taken yet."""
-        return 0 if self._transport is None else self._transport.get_write_buffer_size()
-
-    def cut(self, why: str) -> None:
-        """Close it at once, and drop what is unsent."""
-        log.info("slow_reader_cut uid=%d why=%s", self.peer.uid, why)
-        if self._transport is not None:
-            self._transport.abort()
+        return self._outgoing.send_unless_behind(data)
 
     def pause_writing(self) -> None:
         """The client does not take what it is sent."""
-        self._shared.unsent.begin(self._account, self)
-        self._expect_reading()
-
-    def _expect_reading(self) -> None:
-        taken = self._sent_bytes - self.unsent_bytes
-        self._unsent_timer = asyncio.get_running_loop().call_later(
-            UNREAD_S, self._look_at_reading, taken
-        )
-
-    def _look_at_reading(self, taken_before: int) -> None:
-        if self._sent_bytes - self.unsent_bytes <= taken_before:
-            self.cut(f"took nothing for {UNREAD_S:.0f} s")
-        else:
-            self._expect_reading()
+        self._outgoing.begin_waiting()
 
     def resume_writing(self) -> None:
         """It has taken all."""
-        if self._unsent_timer is not None:
-            self._unsent_timer.cancel()
-            self._unsent_timer = None
-        self._shared.unsent.end(self._account, self)
+        self._outgoing.end_waiting()
         self.go_on()
 
     def on_close(self, callback: Callable[[], None]) -> None:

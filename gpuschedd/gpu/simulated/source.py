@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from gpusched_client import simulation as simclaims
+from gpusched_client.errors import Invalid
 from gpusched_client.terms import GpuUuid
 from gpuschedd.core.hostspec import SIMULATED_GPUS_MAX, HostCard, parse_host
 from gpuschedd.gpu.source import (
@@ -51,9 +53,10 @@ class SimulatedGpus:
         """`shared`: any local user's jobs claim here (system mode), so the directory is sticky."""
         self.inventory = simulated_inventory(host)
         self.claims_dir = claims_dir
-        # In system mode the socket lies beside it, and is made later.
-        make_directory(claims_dir.parent, 0o755 if shared else 0o700)
+        if not shared:
+            make_directory(claims_dir.parent, 0o700)
         claims_dir.mkdir(mode=0o700, exist_ok=True)
+        _require_ours(claims_dir)
         simclaims.write_host(claims_dir, {gpu.uuid: gpu.total_bytes or 0 for gpu in self.inventory})
         os.chmod(claims_dir, 0o1777 if shared else 0o700)  # last: the name above is ours by then
 
@@ -85,6 +88,16 @@ class SimulatedGpus:
 
     async def close(self) -> None:
         """Nothing was started."""
+
+
+def _require_ours(directory: Path) -> None:
+    """Raises Invalid: beside it others may have made one of the same name."""
+    found = directory.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        raise Invalid(
+            f"{directory} belongs to uid {found.st_uid}, not to the daemon; remove it, "
+            "and start it again"
+        )
 
 
 def _reading(gpu: GpuInfo, processes: list[GpuProcess]) -> GpuReading:

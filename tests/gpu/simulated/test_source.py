@@ -13,7 +13,7 @@ from gpusched_client import Client
 from gpusched_client import simulation as simclaims
 from gpusched_client.errors import Invalid
 from gpusched_client.terms import JobState
-from gpuschedd.gpu.simulated.source import UUID_PREFIX, simulated_inventory
+from gpuschedd.gpu.simulated.source import UUID_PREFIX, SimulatedGpus, simulated_inventory
 from tests.support.daemon import DaemonProcess, daemon_in, until
 
 GIB = 2**30
@@ -94,6 +94,29 @@ def test_a_claim_of_nonsense_is_passed_over(tmp_path: Path, content: str) -> Non
     own = f"{os.getpid()}.{simclaims.start_ticks_of(os.getpid())}"
     (tmp_path / own).write_text(content)
     assert list(simclaims.read_claims(tmp_path)) == []
+
+
+def test_a_flood_of_files_hides_no_claim_and_is_taken_away(tmp_path: Path) -> None:
+    """Whoever may claim may put there what he likes, before all others in any order."""
+    for number in range(3 * simclaims.NAMES_MAX):
+        (tmp_path / f"0{number}").touch()
+    simclaims.write_claim(tmp_path, {"GPU-1": GIB})
+    simclaims.write_host(tmp_path, {"GPU-1": 2 * GIB})
+    own = f"{os.getpid()}.{simclaims.start_ticks_of(os.getpid())}"
+    (tmp_path / f".{own}.tmp").touch()  # it claims more just now
+    for _ in range(4):
+        assert [claim.gpus for claim in simclaims.read_claims(tmp_path)] == [{"GPU-1": GIB}]
+    assert set(os.listdir(tmp_path)) == {own, f".{own}.tmp", "host.json"}
+
+
+def test_a_directory_of_somebody_else_is_refused_with_the_cure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All users of a shared host may make one of that name first."""
+    (tmp_path / "claims").mkdir()
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(Invalid, match="remove it"):
+        SimulatedGpus("1x1G", tmp_path / "claims", shared=True)
 
 
 def test_the_host_s_file_follows_nothing_that_others_left(
