@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Generic, Protocol, TypeVar
 
@@ -50,6 +50,7 @@ WATCHERS_MAX = 1_000
 WATCH_QUEUE_MAX = 5_000  # newest events, kept for watchers; a slow one is told how many it missed
 WATCH_SLICE = 50  # events at once; then the others have their turn
 UNSENT_IN_ALL_MAX = 64 * 2**20  # bytes; then who has the most is cut
+CROWD = 200  # connections; what they took is given back when most of them are gone
 REFUSALS_MAX = 1_000  # texts of refused connections that are kept
 
 # Of long answers.
@@ -89,6 +90,8 @@ class Connections:
         self.per_uid = per_uid
         self.in_all = in_all
         self.total = 0
+        self.most = 0  # since a crowd was gone
+        self.on_crowd_gone: Callable[[], None] = lambda: None
         self._of: Counter[int] = Counter()
 
     def admit(self, uid: int) -> None:
@@ -109,10 +112,7 @@ class Connections:
             )
         self._of[uid] += 1
         self.total += 1
-
-    def of(self, uid: int) -> int:
-        """How many are open."""
-        return self._of[uid]
+        self.most = max(self.most, self.total)
 
     def release(self, uid: int) -> None:
         """One of this user's is gone."""
@@ -120,6 +120,9 @@ class Connections:
         self._of[uid] -= 1
         if self._of[uid] <= 0:
             del self._of[uid]
+        if self.most >= CROWD and self.total <= self.most // 4:
+            self.most = self.total
+            self.on_crowd_gone()
 
 
 class Waiter(Protocol):

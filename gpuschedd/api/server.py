@@ -26,10 +26,12 @@ from gpuschedd.api.limits import (
 from gpuschedd.api.readers import FairThread
 from gpuschedd.api.registry import Service
 from gpuschedd.config.keys import Limits
+from gpuschedd.system.memory import give_back
 
 log = logging.getLogger(__name__)
 
 BACKLOG = 1_024
+GIVE_BACK_AFTER_S = 1.0
 ACCEPT_PAUSE_S = 0.1  # after no descriptor was left
 ACCEPT_AT_ONCE = 8  # then those who are connected have their turn
 REFUSED_AT_ONCE = 100  # of those that are refused, behind whom others wait to be accepted
@@ -66,6 +68,7 @@ class Server:
             service, budget, connections, OpenRequests(), self.open, FairThread("codec")
         )
         self._accounts = known_accounts
+        connections.on_crowd_gone = self._give_back_soon
         self._only_uid = only_uid
         self._listening: set[socket.socket] = set()
         self._arriving: set[asyncio.Future[Any]] = set()
@@ -180,6 +183,11 @@ class Server:
         for connection in tuple(self.open):
             connection.close()
         self._shared.codec.close()
+
+    def _give_back_soon(self) -> None:
+        """Once what the crowd had is freed."""
+        loop = asyncio.get_running_loop()
+        loop.call_later(GIVE_BACK_AFTER_S, loop.run_in_executor, None, give_back)
 
     def _admit(self, peer: Peer, account: int) -> None:
         """Raise where this peer may not have one more connection."""

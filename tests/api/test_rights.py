@@ -156,7 +156,7 @@ async def _ask(place: Path, method: str, who: str) -> str | None:
         params = _filled(ENTRIES[method][0], JobId(job_id))
         caller = Connection(Peer(WHO[who].uid, 0, 1))
         try:
-            result = await api.handle(caller, read_request(method, params))  # type: ignore[arg-type]
+            result = await api.handle(caller, read_request(method, params))
         except GpuschedError as refusal:
             return refusal.code
         outcomes = getattr(result, "outcomes", None) or [getattr(result, "outcome", None)]
