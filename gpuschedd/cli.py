@@ -17,6 +17,7 @@ from gpuschedd.config.toml import ConfigError, changed_keys
 from gpuschedd.daemon import Options, read_config, run
 from gpuschedd.exits import EX_CONFIG
 from gpuschedd.replay.command import replay
+from gpuschedd.selftest.command import selftest
 from gpuschedd.system import install
 from gpuschedd.system.accounts import unknown_names
 
@@ -154,6 +155,7 @@ def _check_config(path: Path, system: bool, overrides: tuple[str, ...]) -> bool:
 
 cli.add_command(replay)
 cli.add_command(install.cli, "install")
+cli.add_command(selftest)
 
 
 if __name__ == "__main__":

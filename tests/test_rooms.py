@@ -24,7 +24,7 @@ WORDS = frozenset({"terms", "errors", "units"})
 DAEMON_ARROWS: dict[str, tuple[str, frozenset[str]]] = {
     "main": ("cli", frozenset()),
     "cli": (
-        "daemon exits logs api run gpu jobs store config core replay system supervisor",
+        "daemon exits logs api run gpu jobs store config core replay selftest system supervisor",
         WORDS | {"paths", ""},
     ),
     "daemon": (
@@ -41,6 +41,11 @@ DAEMON_ARROWS: dict[str, tuple[str, frozenset[str]]] = {
     "store": ("core system supervisor", WORDS),
     "config": ("core system supervisor", WORDS),
     "replay": ("core", WORDS),
+    # A client of the daemon's like any other: it looks at what users are told, not at State.
+    "selftest": (
+        "supervisor",
+        WORDS | {"client", "wire", "output", "paths", "simulation", ""},
+    ),
     "core": ("", WORDS),
     "system": ("supervisor", WORDS | {"paths"}),
     "supervisor": ("", frozenset()),

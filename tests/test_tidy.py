@@ -38,6 +38,7 @@ OWNERS = {
         "gpuschedd/run/launchers/systemd.py",
         "gpuschedd/system/install.py",
         "gpuschedd/gpu/nvidia/child_process.py",
+        "gpuschedd/selftest/host.py",
     },
 }
 #: The supervisor stands alone, without the package around it.
