@@ -20,7 +20,7 @@ from gpusched_client.terms import Mode
 from gpuschedd.selftest.findings import Finding, Result, finding_json, findings_table
 from gpuschedd.selftest.host import driver_version, listing
 from gpuschedd.selftest.jobs import Bench, Patience, Stopped
-from gpuschedd.selftest.rounds import Daemon, SelfTest
+from gpuschedd.selftest.rounds import SelfTest, Tried
 from gpuschedd.supervisor.errors import SetupFailed
 from gpuschedd.supervisor.identity import drop_to
 
@@ -95,7 +95,7 @@ def _run(socket: Path | None, as_json: bool, *, is_system: bool) -> int:
             raise Unavailable("a user's own daemon answered, not the system's; leave --system out")
         if hello.mode == Mode.SYSTEM and os.geteuid() == 0 and not is_system:
             raise click.UsageError("the system's daemon answered: give --system --as USER")
-        daemon = Daemon.ask(client)
+        daemon = Tried.ask(client)
         found = listing()
         bench = Bench(client, patience, is_simulated=daemon.is_simulated)
         try:
@@ -121,7 +121,7 @@ def _is_failed(findings: Sequence[Finding]) -> bool:
     return any(finding.result is Result.FAILED for finding in findings)
 
 
-def _facts(daemon: Daemon, driver: str | None, cuda: int | None) -> dict[str, Any]:
+def _facts(daemon: Tried, driver: str | None, cuda: int | None) -> dict[str, Any]:
     """What a bug report needs beside the results."""
     status = daemon.status
     return {
@@ -158,7 +158,7 @@ def _results(findings: Sequence[Finding]) -> dict[str, Any]:
     }
 
 
-def _headline(daemon: Daemon, facts: Mapping[str, Any]) -> str:
+def _headline(daemon: Tried, facts: Mapping[str, Any]) -> str:
     """The versions, in one line."""
     status = daemon.status
     driver = f"driver {facts['driver']}" if facts["driver"] else "no driver"

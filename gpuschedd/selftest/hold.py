@@ -26,7 +26,7 @@ from gpusched_client import simulation
 CUDA_LIBRARY = "libcuda.so.1"
 CUDA_OUT_OF_MEMORY, CUDA_NO_DEVICE, CUDA_STUB_LIBRARY = 2, 100, 34
 OUT_OF_MEMORY_WORDS = "CUDA error: out of memory"  # as a program of CUDA's ends
-DEV = Path("/dev")
+NODES_PLACE = Path("/dev")
 
 
 class NoDriver(Exception):
@@ -122,7 +122,7 @@ class SimulatedMemory:
         simulation.write_claim(self._place, {})
 
 
-def nodes_opened(dev: Path = DEV) -> dict[str, str]:
+def nodes_opened(dev: Path = NODES_PLACE) -> dict[str, str]:
     """Each GPU's device node, and what came of opening it: "" or the name of the error."""
     found = {}
     for name in sorted(os.listdir(dev)):

@@ -28,7 +28,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Daemon:
+class Tried:
     """The daemon that is tried, as it was at the beginning."""
 
     client: Client
@@ -37,7 +37,7 @@ class Daemon:
     problem: str | None
 
     @classmethod
-    def ask(cls, client: Client) -> Daemon:
+    def ask(cls, client: Client) -> Tried:
         """Raises Unavailable where nobody answers."""
         found = client.gpus_result()
         return cls(client, client.status(), found.gpus, found.problem)
@@ -56,7 +56,7 @@ class SelfTest:
     """One run over one daemon."""
 
     def __init__(
-        self, daemon: Daemon, listing: Listing, bench: Bench, patience: Patience, say: Say
+        self, daemon: Tried, listing: Listing, bench: Bench, patience: Patience, say: Say
     ) -> None:
         self._daemon = daemon
         self._listing = listing
