@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,9 +131,9 @@ def why_some_are_left_out(status: StatusResult, proc: Path = Path("/proc")) -> s
     named = [words[place + 1] for place, word in enumerate(words[:-1]) if word == "--config"]
     config = Path(named[0]) if named else paths.config_path(status.mode == Mode.SYSTEM)
     try:
-        if re.search(r"^\s*gpus\s*=", config.read_text(errors="replace"), re.MULTILINE):
+        if tomllib.loads(config.read_text()).get("gpus"):
             return f"`gpus` in {config}"
-    except OSError:
+    except (OSError, ValueError):
         pass
     environment = _parts(proc / str(status.pid) / "environ")
     if status.mode == Mode.USER and any(w.startswith("CUDA_VISIBLE_DEVICES=") for w in environment):

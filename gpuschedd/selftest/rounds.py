@@ -63,6 +63,7 @@ class SelfTest:
         self._bench = bench
         self._patience = patience
         self._say = say
+        self._is_silent = False  # jobs run, and nothing in them
         self.cuda: int | None = None  # the driver's version of CUDA, where a job saw it
 
     def run(self) -> list[Finding]:
@@ -73,6 +74,9 @@ class SelfTest:
             found += [skipped(check, why) for check in (*JOB_CHECKS, Check.FOREIGN, Check.OOM)]
             return in_order(found)
         found += self._round(self._memory, *self._job_checks())
+        if self._is_silent:
+            why = "no job's program said a word"
+            return in_order([*found, failed(Check.FOREIGN, why), failed(Check.OOM, why)])
         found += self._round(self._stranger, Check.FOREIGN)
         found += self._round(self._too_much, Check.OOM)
         return in_order(found)
@@ -128,7 +132,9 @@ class SelfTest:
             ids = self._bench.submit(len(idle), HELD_BYTES, HELD_S)
             begun, waiting = self._bench.begun(ids)
         reports = {job.job_id: self._bench.report(job.job_id) for job in begun}
-        self._patience.until(lambda: all(map(self._is_seen, begun)), SEEN_S)
+        speaking = [job for job in begun if reports[job.job_id].pid]
+        self._is_silent = bool(begun) and not speaking
+        self._patience.until(lambda: all(map(self._is_seen, speaking)), SEEN_S)
         meanwhile = {gpu.uuid: gpu for gpu in self._daemon.client.gpus()}
         jobs = self._bench.ended(reports)
         tried = set()
