@@ -129,7 +129,7 @@ def nodes_opened(dev: Path = NODES_PLACE) -> dict[str, str]:
         if not re.fullmatch(r"nvidia\d+", name):
             continue
         try:
-            os.close(os.open(dev / name, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
+            os.close(os.open(dev / name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
         except OSError as error:
             found[name] = errno.errorcode.get(error.errno or 0, str(error.errno))
         else:

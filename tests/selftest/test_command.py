@@ -66,7 +66,7 @@ def test_a_daemon_that_runs_nothing_fails(tmp_path: Path) -> None:
 
 def test_jobs_that_a_limit_refuses_are_skipped_with_its_words(tmp_path: Path) -> None:
     """Two jobs at once are one too many; one is not."""
-    with daemon_in(tmp_path, "2x24G", "--set", "limits.queued_jobs=1") as daemon:
+    with daemon_in(tmp_path, "2x24G", "--set", "limits.queued_jobs_all=1") as daemon:
         done = daemon.run("gpuschedd", "selftest", "--json")
     assert done.returncode == 0, done.stderr
     rows = {row["check"]: row for row in json.loads(done.stdout)["checks"]}
