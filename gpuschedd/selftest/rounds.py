@@ -69,10 +69,11 @@ class SelfTest:
     def run(self) -> list[Finding]:
         """All checks, in the order of the table."""
         found = list(self._without_jobs())
-        if not self._daemon.gpus:
-            why = self._daemon.problem or "no GPUs here"
-            found += [skipped(check, why) for check in (*JOB_CHECKS, Check.FOREIGN, Check.OOM)]
-            return in_order(found)
+        why = self._no_gpu()
+        if why:
+            told = {finding.check for finding in found}
+            rest = [check for check in (*JOB_CHECKS, Check.FOREIGN, Check.OOM) if check not in told]
+            return in_order([*found, *(skipped(check, why) for check in rest)])
         found += self._round(self._memory, *self._job_checks())
         if self._is_silent:
             why = "no job's program said a word"
@@ -80,6 +81,14 @@ class SelfTest:
         found += self._round(self._stranger, Check.FOREIGN)
         found += self._round(self._too_much, Check.OOM)
         return in_order(found)
+
+    def _no_gpu(self) -> str:
+        """Why no job can have a GPU now; empty: one can."""
+        gpus, problem = self._daemon.gpus, self._daemon.problem
+        if problem or not gpus:
+            return problem or "no GPUs here"
+        out = [f"GPU {gpu.index}: {_why_busy(gpu)}" for gpu in gpus if gpu.state != "ok"]
+        return "; ".join(out) if len(out) == len(gpus) else ""
 
     def _round(self, steps: Callable[[], Iterator[Finding]], *own: Check) -> list[Finding]:
         """What a round finds; a daemon that refuses its jobs is a finding as well."""

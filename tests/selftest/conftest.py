@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,11 +12,10 @@ import pytest
 
 from tests.gpu.conftest import daemon_over, driver, library
 from tests.support.daemon import DaemonProcess
-from tests.support.fake_nvml.driver import MIB, FakeDriver, uuid_of
+from tests.support.fake_nvml.driver import MIB, FakeDriver, build_cuda, uuid_of
 
 __all__ = ["daemon_over", "driver", "library"]
 
-CUDA_SOURCE = Path(__file__).parents[1] / "support/fake_nvml/cuda.c"
 NVIDIA_SMI = """#!/bin/sh
 case "$*" in
   *--query-gpu=*) cat {place}/gpus.csv;;
@@ -94,11 +92,7 @@ class Bench:
 @pytest.fixture(scope="session")
 def cuda_library(library: Path) -> Path:
     """CUDA's, beside NVML's."""
-    target = library.with_name("libcuda.so.1")
-    subprocess.run(
-        ["gcc", "-shared", "-fPIC", "-O1", "-o", str(target), str(CUDA_SOURCE)], check=True
-    )
-    return target
+    return build_cuda(library.parent)
 
 
 @pytest.fixture

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from tests.support.box import BIN
-from tests.support.host import NODES, Host
+from tests.support.daemon import until
+from tests.support.fake_nvml.driver import DRIVER_NOT_LOADED, FakeDriver, build, build_cuda
+from tests.support.host import CONFIG, NODES, Host
 
 pytestmark = [pytest.mark.root, pytest.mark.systemd]
 
@@ -22,6 +24,36 @@ def gpu_nodes(host: Host) -> Iterator[list[str]]:
     look = "for n in 0 1 2 3; do (exec 2>/dev/null; : < /dev/nvidia$n) && echo $n; done; true"
     yield host.box.sh(look, user="alice").split()
     host.box.sh("rm -f /dev/nvidia*")
+
+
+DRIVER = "/opt/driver"
+DROP_IN = "/etc/systemd/system/gpuschedd.service.d/driver.conf"
+
+
+@pytest.fixture
+def driver(host: Host) -> Iterator[FakeDriver]:
+    """The service over the stand-in drivers instead of simulated GPUs: two cards with accounts."""
+    place = host.box.disk(DRIVER)
+    library = build(place)
+    build_cuda(place, f'-DPLACE="{DRIVER}"')
+    made = FakeDriver(place, library, gpus=2)
+    for index in (0, 1):
+        made.gpu(index, accounting=1)
+    host.box.disk("/etc/ld.so.conf.d/driver.conf").write_text(f"{DRIVER}\n")
+    host.box.run("ldconfig")
+    drop_in = host.box.disk(DROP_IN)
+    drop_in.parent.mkdir(exist_ok=True)
+    drop_in.write_text(f"[Service]\nEnvironment=FAKE_NVML_DIR={DRIVER}\n")
+    host.box.disk(CONFIG).write_text('[scheduling]\nkill_grace = "1s"\n')
+    host.systemctl("daemon-reload")
+    host.systemctl("restart", "gpuschedd")
+    yield made
+    drop_in.unlink()
+    host.box.run("rm", "-r", "/etc/ld.so.conf.d/driver.conf", DRIVER)
+    host.box.run("ldconfig")
+    host.configure("")
+    host.systemctl("daemon-reload")
+    host.systemctl("restart", "gpuschedd")
 
 
 def selftest(host: Host, *words: str, user: str | None = None) -> tuple[int, dict[str, Any], str]:
@@ -65,3 +97,56 @@ def test_where_nothing_can_be_opened_by_a_filter_it_is_skipped(host: Host) -> No
     assert status == 0
     (reason,) = {row["reason"] for row in value["checks"] if row["check"] == "device filter"}
     assert reason == "no /dev/nvidia* here"
+
+
+def test_over_a_driver_the_unit_reads_its_gpus_and_jobs_have_them(
+    host: Host, driver: FakeDriver, gpu_nodes: list[str]
+) -> None:
+    """Everything at once: the sandbox, PID 1, a user, and what CUDA says in the jobs."""
+    del driver
+    status, value, said = selftest(host, "--system", "--as", "alice")
+    rows = {(row["check"], row["gpu"]): row for row in value["checks"]}
+    shown = {key: (row["result"], row["reason"]) for key, row in rows.items()}
+    assert status == 0, (shown, said)
+    assert shown["sandbox", None] == ("ok", "the unit reads its GPUs (2)")
+    for check in ("own process", "peak", "index and UUID"):
+        assert [shown[check, gpu][0] for gpu in (0, 1)] == ["ok", "ok"], shown
+    assert shown["foreign process", 0][0] == "ok"
+    assert shown["out of memory", None][0] == "ok"
+    if len(gpu_nodes) == len(NODES):
+        assert shown["device filter", 1] == ("ok", "/dev/nvidia1 alone, of 4")
+
+
+def test_a_unit_that_cannot_read_its_gpus_fails(host: Host, driver: FakeDriver) -> None:
+    driver.set(init=DRIVER_NOT_LOADED)
+    host.systemctl("restart", "gpuschedd")
+
+    def problem() -> str | None:
+        with host.client() as client:
+            return client.gpus_result().problem
+
+    until(problem, "the daemon has looked")
+    status, value, _ = selftest(host, "--system", "--as", "alice")
+    assert status == 1
+    (row,) = [row for row in value["checks"] if row["check"] == "sandbox"]
+    assert row["result"] == "failed"
+    assert "the NVIDIA kernel module is not loaded" in row["reason"]
+    others = {row["result"] for row in value["checks"]} - {"failed"}
+    assert others == {"skipped"}
+
+
+def test_a_filter_that_somebody_opened_fails(host: Host, gpu_nodes: list[str]) -> None:
+    """A drop-in for all units of jobs, as an administrator may leave one behind."""
+    if len(gpu_nodes) < len(NODES):
+        pytest.skip(f"of the nodes that stand in for GPUs only {gpu_nodes} can be opened here")
+    drop_in = host.box.disk("/etc/systemd/system/gpusched-job-.service.d/open.conf")
+    drop_in.parent.mkdir()
+    drop_in.write_text("[Service]\nDevicePolicy=auto\nDeviceAllow=\n")
+    host.systemctl("daemon-reload")
+    status, value, _ = selftest(host, "--system", "--as", "alice")
+    drop_in.unlink()
+    host.systemctl("daemon-reload")
+    assert status == 1
+    reasons = [row["reason"] for row in value["checks"] if row["result"] == "failed"]
+    assert len(reasons) == 4
+    assert "could open /dev/nvidia1, /dev/nvidia2, /dev/nvidia3, not granted" in reasons[0]

@@ -1,24 +1,31 @@
 /* A stand-in for CUDA's driver library: libcuda.so.1 over the state of the stand-in driver.
  *
  * Its devices are those of $FAKE_NVML_DIR/state, in that order, chosen by CUDA_VISIBLE_DEVICES as
- * CUDA does it (indices or UUIDs). What is allocated becomes a claim, which the stand-in for NVML
- * shows as a process. $FAKE_NVML_DIR/cuda holds words for what is wrong with it: `all` (it counts
- * every device), `shifted` (it takes the device after the one named), `stranger` (memory shows as
- * pid 1's), `half` (accounts keep half of the peak), `more` (they keep 8 GiB more), `boundless`
- * (no allocation fails), `broken` (no context can be made), `stub` (cuInit fails as the toolkit's).
+ * CUDA does it (indices or UUIDs); one whose node may not be opened does not count. What is
+ * allocated becomes a claim, which the stand-in for NVML shows as a process. $FAKE_NVML_DIR/cuda
+ * holds words for what is wrong with it: `all` (it counts every device), `shifted` (it takes the
+ * device after the one named), `stranger` (memory shows as pid 1's), `half` (accounts keep half of
+ * the peak), `more` (they keep 8 GiB more), `boundless` (no allocation fails), `broken` (no context
+ * can be made), `stub` (cuInit fails as the toolkit's).
  */
+#include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
 
+#ifndef PLACE /* where no environment says another */
+#define PLACE "/nonexistent"
+#endif
+
 typedef unsigned long long ull;
 enum { OK = 0, INVALID = 1, NO_MEMORY = 2, NO_DEVICE = 100, STUB = 34, UNKNOWN = 999 };
 enum { DEVICES = 64 };
 #define CONTEXT (300ull << 20)
 
-typedef struct { int gpu; char uuid[128]; ull total; int is_slice; } Device;
+typedef struct { int number; char uuid[128]; ull total; } Device; /* number < 0: a slice */
 
 static Device all[DEVICES], seen[DEVICES];
 static int n_all, n_seen;
@@ -28,7 +35,7 @@ static FILE *open_in(const char *name, const char *how)
 {
     char path[512];
     const char *place = getenv("FAKE_NVML_DIR");
-    snprintf(path, sizeof path, "%s/%s", place ? place : "/nonexistent", name);
+    snprintf(path, sizeof path, "%s/%s", place ? place : PLACE, name);
     return fopen(path, how);
 }
 
@@ -42,30 +49,41 @@ static int is_wrong(const char *word)
     return is;
 }
 
+static int is_closed(int minor)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/dev/nvidia%d", minor);
+    int node = open(path, O_RDONLY | O_NONBLOCK);
+    if (node >= 0) close(node);
+    return node < 0 && errno == EPERM;
+}
+
 static void read_devices(void)
 {
     char line[1024], key[32], value[128];
-    int gpu, slot, gi, ci, sliced[DEVICES] = {0};
+    int gpu, slot, gi, ci, sliced[DEVICES] = {0}, closed[DEVICES] = {0};
     ull total;
     FILE *file = open_in("state", "r");
     Device whole[DEVICES] = {{0}};
     n_all = 0;
     while (file && fgets(line, sizeof line, file)) {
         if (sscanf(line, "gpu %d %31s %127s", &gpu, key, value) == 3 && gpu < DEVICES) {
-            whole[gpu].gpu = gpu;
             if (!strcmp(key, "uuid")) snprintf(whole[gpu].uuid, sizeof whole[gpu].uuid, "%s", value);
+            if (!strcmp(key, "minor")) closed[gpu] = is_closed(atoi(value));
             if (!strcmp(key, "total")) whole[gpu].total = strtoull(value, NULL, 10);
         } else if (sscanf(line, "mig %d %d %127s %d %d %llu", &gpu, &slot, value, &gi, &ci, &total) == 6) {
             sliced[gpu] = 1;
-            all[n_all].gpu = gpu;
+            all[n_all].number = -1;
             all[n_all].total = total;
-            all[n_all].is_slice = 1;
             snprintf(all[n_all++].uuid, sizeof all->uuid, "%s", value);
         }
     }
     if (file) fclose(file);
-    for (gpu = 0; gpu < DEVICES; gpu++)
-        if (whole[gpu].uuid[0] && !sliced[gpu]) all[n_all++] = whole[gpu];
+    for (int number = gpu = 0; gpu < DEVICES; gpu++) {
+        if (!whole[gpu].uuid[0] || closed[gpu]) continue;
+        whole[gpu].number = number++;
+        if (!sliced[gpu]) all[n_all++] = whole[gpu];
+    }
 }
 
 static void choose(const char *word)
@@ -73,7 +91,7 @@ static void choose(const char *word)
     char *end;
     long number = strtol(word, &end, 10);
     for (int i = 0; i < n_all; i++)
-        if (*end ? !strcmp(all[i].uuid, word) : !all[i].is_slice && all[i].gpu == number) {
+        if (*end ? !strcmp(all[i].uuid, word) : all[i].number == number) {
             seen[n_seen++] = all[is_wrong("shifted") ? (i + 1) % n_all : i];
             return;
         }

@@ -22,7 +22,9 @@ from pathlib import Path
 from gpusched_client.terms import GpuUuid
 
 SOURCE = Path(__file__).with_name("nvml.c")
+CUDA_SOURCE = Path(__file__).with_name("cuda.c")
 LIBRARY = "libnvidia-ml.so.1"
+CUDA_LIBRARY = "libcuda.so.1"
 MIB = 2**20
 GIB = 2**30
 
@@ -37,6 +39,14 @@ def build(directory: Path, *flags: str) -> Path:
     target = directory / LIBRARY
     command = ["gcc", "-shared", "-fPIC", "-O1", *flags, f"-Wl,-soname,{LIBRARY}"]
     subprocess.run([*command, "-o", str(target), str(SOURCE), "-lpthread"], check=True)
+    return target
+
+
+def build_cuda(directory: Path, *flags: str) -> Path:
+    """Compile CUDA's driver library into directory; its path."""
+    target = directory / CUDA_LIBRARY
+    command = ["gcc", "-shared", "-fPIC", "-O1", *flags, "-o", str(target), str(CUDA_SOURCE)]
+    subprocess.run(command, check=True)
     return target
 
 
