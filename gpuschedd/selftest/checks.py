@@ -11,13 +11,15 @@ from gpusched_client.units import GIB, MIB, bytes_text
 from gpusched_client.wire.admin_messages import StatusResult
 from gpusched_client.wire.gpu_messages import GpuView
 from gpusched_client.wire.job_messages import GpuUseView, JobView
-from gpuschedd.selftest.findings import Check, Finding, failed, ok, skipped
+from gpuschedd.selftest.findings import Check, Finding, failed, ok, shown_index, skipped
 from gpuschedd.selftest.host import ListedGpu, Listing
 
 SIMULATED = "simulated GPUs"
 SLICE_PREFIX = "MIG-"
 #: What a context of CUDA's may take beside what its program allocates.
 CONTEXT_BYTES_MAX = 2 * GIB
+#: Sources of a peak that name processes; the last is a lower bound: nobody's memory is beside it.
+BY_PROCESS = frozenset({"driver", "sampled", "at-least"})
 #: More than this is somebody's: drivers and displays wobble below it.
 NOISE_BYTES = 128 * MIB
 
@@ -95,7 +97,9 @@ def inventory(gpus: Sequence[GpuView], found: Listing, why_left_out: str) -> Ite
     wrong = [*_differences(ours, listed), *_odd_slices(ours, found)]
     missing = [each for each in found.gpus if not each.is_sliced and each.uuid not in ours]
     if missing and not why_left_out:
-        wrong += [f"GPU {gpu.index} ({gpu.uuid}) is nvidia-smi's alone" for gpu in missing]
+        wrong += [
+            f"GPU {shown_index(gpu.index)} ({gpu.uuid}) is nvidia-smi's alone" for gpu in missing
+        ]
     if wrong:
         yield failed(Check.INVENTORY, "; ".join(wrong))
     elif not ours:
@@ -113,7 +117,7 @@ def _differences(ours: Mapping[str, GpuView], listed: Mapping[str, ListedGpu]) -
         theirs = listed.get(uuid)
         if theirs is None:
             if gpu.state in ("ok", "drained"):
-                yield f"GPU {gpu.index} ({uuid}) is the daemon's alone"
+                yield f"GPU {shown_index(gpu.index)} ({uuid}) is the daemon's alone"
             continue
         mib = None if gpu.total_bytes is None else gpu.total_bytes // MIB
         pairs = [
@@ -141,7 +145,11 @@ def sandbox(
         return skipped(Check.SANDBOX, "direct launch: the daemon is no unit")
     if problem is None and not gpus and not found.gpus:
         return skipped(Check.SANDBOX, "no GPUs here")
-    unread = [f"GPU {gpu.index}: {gpu.reason or gpu.state}" for gpu in gpus if _is_unread(gpu)]
+    unread = [
+        f"GPU {shown_index(gpu.index)}: {gpu.reason or gpu.state}"
+        for gpu in gpus
+        if _is_unread(gpu)
+    ]
     if problem is not None or not gpus:
         unread.insert(0, problem or "it has no GPU, nvidia-smi has some")
     if unread:
@@ -177,7 +185,7 @@ def own_process(held: Held) -> Finding:
         more = held.meanwhile.reason or "nobody is named"
         reason = f"{bytes_text(foreign)} counted as foreign while job {job} held {size}: {more}"
         return failed(Check.OWN, reason, held.gpu)
-    if use is None or peak is None or use.peak_source not in ("driver", "sampled"):
+    if use is None or peak is None or use.peak_source not in BY_PROCESS:
         source = "nothing" if use is None else use.peak_source
         reason = (
             f"job {job} (pid {held.report.pid}) held {size}, and none of its processes was seen "
@@ -197,6 +205,9 @@ def peak(held: Held, accounting: bool | None) -> Finding:
     use = held.use
     source = "none" if use is None else use.peak_source
     most = 0 if use is None else use.peak_bytes or 0
+    if source == "at-least":
+        told = f"at least {bytes_text(most)}: memory that no process owns is beside it"
+        return skipped(Check.PEAK, told, held.gpu)
     if source != "driver":
         if accounting:
             reason = f"accounting is on, and the peak of job {held.job.job_id} is by {source}"

@@ -59,6 +59,11 @@ def skipped(check: Check, reason: str, gpu: GpuView | None = None) -> Finding:
     return Finding(check, Result.SKIPPED, reason, gpu)
 
 
+def shown_index(index: int | None) -> str:
+    """A GPU that is missing has none where another has taken it."""
+    return "?" if index is None else str(index)
+
+
 def in_order(findings: Iterable[Finding]) -> list[Finding]:
     """By check, then as they came."""
     places = {check: place for place, check in enumerate(Check)}
@@ -70,7 +75,7 @@ def findings_table(findings: Iterable[Finding]) -> str:
     rows = [
         (
             finding.check.value,
-            "" if finding.gpu is None else str(finding.gpu.index),
+            "" if finding.gpu is None else shown_index(finding.gpu.index),
             finding.result.value,
             printable(finding.reason),
         )

@@ -20,7 +20,7 @@ from gpuschedd.selftest.checks import Report
 from gpuschedd.selftest.host import PROGRAM
 
 LOOK_S = 0.1
-ALL_S = 280.0  # the whole self-test, but for what ends its jobs
+ALL_S = 250.0  # the whole self-test, but for what ends its jobs
 START_S = 30.0
 END_S = 30.0
 JOB_LIMIT_S = 90

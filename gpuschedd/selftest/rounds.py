@@ -15,7 +15,7 @@ from gpusched_client.wire.gpu_messages import GpuView
 from gpusched_client.wire.job_messages import JobView
 from gpuschedd.selftest import checks
 from gpuschedd.selftest.checks import SIMULATED, Beside, Held, is_slice
-from gpuschedd.selftest.findings import Check, Finding, failed, in_order, skipped
+from gpuschedd.selftest.findings import Check, Finding, failed, in_order, shown_index, skipped
 from gpuschedd.selftest.host import Listing, Stranger, why_some_are_left_out
 from gpuschedd.selftest.jobs import Bench, Patience, is_others_fault, report_in, waits_for
 
@@ -87,7 +87,9 @@ class SelfTest:
         gpus, problem = self._daemon.gpus, self._daemon.problem
         if problem or not gpus:
             return problem or "no GPUs here"
-        out = [f"GPU {gpu.index}: {_why_busy(gpu)}" for gpu in gpus if gpu.state != "ok"]
+        out = [
+            f"GPU {shown_index(gpu.index)}: {_why_busy(gpu)}" for gpu in gpus if gpu.state != "ok"
+        ]
         return "; ".join(out) if len(out) == len(gpus) else ""
 
     def _round(self, steps: Callable[[], Iterator[Finding]], *own: Check) -> list[Finding]:
@@ -211,7 +213,7 @@ class SelfTest:
             job = self._bench.ended([job_id])[job_id]
             yield failed(Check.FOREIGN, f"job {job_id} is {job.state.value} and held no GPU")
             return
-        self._say(f"a foreign process of {STRANGER_S:g} s on GPU {gpu.index}")
+        self._say(f"a foreign process of {STRANGER_S:g} s on GPU {shown_index(gpu.index)}")
         options = [*self._bench.options(STRANGER_BYTES, STRANGER_S), "--uuids", gpu.uuid]
         stranger = Stranger(options, gpu.uuid, report.claims)
         try:

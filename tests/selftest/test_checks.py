@@ -180,6 +180,12 @@ def test_a_peak_without_accounts_fails_where_they_are_on(accounting: bool, resul
     assert result_of(checks.peak(with_use(peak_source="sampled"), accounting)) == result
 
 
+def test_a_peak_that_is_a_lower_bound_is_no_verdict() -> None:
+    held = with_use(peak_source="at-least")
+    assert result_of(checks.peak(held, True)) == "skipped"
+    assert result_of(checks.own_process(held)) == "ok"
+
+
 @pytest.mark.parametrize(
     "report",
     [
