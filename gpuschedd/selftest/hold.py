@@ -24,7 +24,7 @@ from typing import Any
 from gpusched_client import simulation
 
 CUDA_LIBRARY = "libcuda.so.1"
-CUDA_OUT_OF_MEMORY, CUDA_NO_DEVICE, CUDA_STUB_LIBRARY = 2, 100, 34
+CUDA_OUT_OF_MEMORY, CUDA_STUB_LIBRARY = 2, 34
 OUT_OF_MEMORY_WORDS = "CUDA error: out of memory"  # as a program of CUDA's ends
 NODES_PLACE = Path("/dev")
 

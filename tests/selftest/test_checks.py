@@ -16,7 +16,7 @@ from gpuschedd.selftest import checks
 from gpuschedd.selftest.checks import Beside, Held, Report
 from gpuschedd.selftest.findings import Finding
 from gpuschedd.selftest.hold import nodes_opened
-from gpuschedd.selftest.host import Listing, SmiFailed, listed_gpu, why_some_are_left_out
+from gpuschedd.selftest.host import ListedGpu, Listing, SmiFailed, listed_gpu, why_some_are_left_out
 from gpuschedd.selftest.jobs import report_in
 
 GIB, MIB = 2**30, 2**20
@@ -46,6 +46,58 @@ def with_nodes(**nodes: str) -> Held:
 
 def result_of(finding: Finding) -> str:
     return finding.result.value
+
+
+# --- the inventory --------------------------------------------------------------------------------
+
+
+SLICE = replace(OK_GPU, index=100, uuid="MIG-11111111-2222-4333-8444-000000000001")
+LISTED = listed_gpu(f"0, {UUID}, Card, 49152, Enabled, [N/A], 570.1")
+
+
+def inventory(*gpus: GpuView, listed: Listing, why: str = "") -> tuple[str, str]:
+    (found,) = checks.inventory(gpus, listed, why)
+    return result_of(found), found.reason
+
+
+@pytest.mark.parametrize(
+    ("listed", "words"),
+    [
+        (replace(LISTED, index=7), "index of"),
+        (replace(LISTED, name="Other"), "name of"),
+        (replace(LISTED, total_mib=49151), "memory in MiB of"),
+        (replace(LISTED, uuid="GPU-9"), f"GPU 0 ({UUID}) is the daemon's alone"),
+        (replace(LISTED, uuid="GPU-9"), "(GPU-9) is nvidia-smi's alone"),
+    ],
+)
+def test_an_inventory_that_differs_fails_and_says_in_what(listed: ListedGpu, words: str) -> None:
+    result, reason = inventory(OK_GPU, listed=Listing((listed,)))
+    assert result == "failed"
+    assert words in reason
+
+
+def test_an_inventory_that_agrees_is_ok() -> None:
+    """What one of the two does not tell is no difference; nor is a GPU that both have lost."""
+    assert inventory(OK_GPU, listed=Listing((LISTED,)))[0] == "ok"
+    untold = replace(LISTED, total_mib=None)
+    lost = replace(OK_GPU, uuid="GPU-9", state="lost")
+    assert inventory(OK_GPU, lost, listed=Listing((untold,)))[0] == "ok"
+
+
+def test_a_gpu_that_is_missing_here_fails_unless_it_was_left_out() -> None:
+    other = replace(LISTED, uuid="GPU-9", index=1)
+    both = Listing((LISTED, other))
+    assert inventory(OK_GPU, listed=both)[0] == "failed"
+    assert inventory(OK_GPU, listed=both, why="`gpus` in x") == (
+        "ok",
+        "1 as nvidia-smi lists them, 1 left out by `gpus` in x",
+    )
+
+
+def test_slices_stand_for_their_gpu_and_are_nvidia_smis_too() -> None:
+    parent = replace(LISTED, is_sliced=True)
+    assert inventory(SLICE, listed=Listing((parent,), (SLICE.uuid,)))[0] == "ok"
+    assert inventory(SLICE, listed=Listing((parent,)))[0] == "failed"
 
 
 # --- the device filter ----------------------------------------------------------------------------
@@ -131,8 +183,7 @@ def test_a_unit_that_does_not_read_its_gpus_fails(
 
 
 def test_a_unit_that_sees_no_gpu_where_nvidia_smi_has_one_fails() -> None:
-    listed = listed_gpu(f"0, {UUID}, Card, 49152, Enabled, [N/A], 570.1")
-    assert result_of(checks.sandbox(UNIT, (), None, Listing((listed,)))) == "failed"
+    assert result_of(checks.sandbox(UNIT, (), None, Listing((LISTED,)))) == "failed"
     assert result_of(checks.sandbox(UNIT, (), None, Listing())) == "skipped"
 
 

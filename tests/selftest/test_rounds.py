@@ -103,16 +103,11 @@ def test_memory_that_shows_as_another_processs_fails_own_and_foreign(bench: Star
     assert "held 256 MiB; the daemon says:" in reason
 
 
-@pytest.mark.parametrize("wrong", ["half", "more"])
-def test_accounts_that_differ_from_what_was_allocated_fail(bench: Start, wrong: str) -> None:
+def test_accounts_that_differ_from_what_was_allocated_fail(bench: Start) -> None:
     here = bench()
-    here.cuda(wrong)
+    here.cuda("more")
     answer = here.selftest()
-    found = answer.results("peak")
-    if wrong == "more":
-        assert (answer.status, found) == (1, ["failed", "failed"])
-    else:  # what was sampled is a lower bound of the peak
-        assert (answer.status, found) == (0, ["ok", "ok"])
+    assert (answer.status, answer.results("peak")) == (1, ["failed", "failed"])
 
 
 def test_accounts_that_are_on_and_not_kept_fail(bench: Start) -> None:
@@ -176,25 +171,14 @@ def test_without_cudas_driver_what_needs_it_is_skipped(bench: Start) -> None:
     assert answer.result("inventory")[0] == "ok"
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"name": "NVIDIA Other"}, "name of"),
-        ({"total": 1000}, "memory in MiB of"),
-        ({"index": 7}, "index of"),
-        ({"uuid": "GPU-00000000-0000-4000-8000-000000000009"}, "is the daemon's alone"),
-    ],
-)
-def test_an_inventory_that_differs_from_nvidia_smis_fails(
-    bench: Start, changes: dict[str, object], words: str
-) -> None:
+def test_an_inventory_that_differs_from_nvidia_smis_fails(bench: Start) -> None:
     here = bench()
-    here.list_gpus(**changes)
+    here.list_gpus(name="NVIDIA Other")
     answer = here.selftest()
     assert answer.status == 1
     result, reason = answer.result("inventory")
     assert result == "failed"
-    assert words in reason
+    assert f"name of {uuid_of(0)} is NVIDIA Fake 48G, to nvidia-smi NVIDIA Other" in reason
 
 
 def test_a_gpu_that_was_left_out_on_purpose_is_no_failure(bench: Start) -> None:
@@ -264,8 +248,9 @@ def test_a_gpu_in_use_is_skipped_and_its_job_left_alone(bench: Start) -> None:
         assert client.job(job.id).state == "RUNNING"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("when", ["own process", "foreign process"])
+@pytest.mark.parametrize(
+    ("number", "when"), [(signal.SIGINT, "own process"), (signal.SIGTERM, "foreign process")]
+)
 def test_a_signal_ends_what_was_started(bench: Start, number: signal.Signals, when: str) -> None:
     """Whatever runs just then: jobs, and the process beside the scheduler."""
     here = bench()

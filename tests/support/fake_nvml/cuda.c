@@ -4,9 +4,9 @@
  * CUDA does it (indices or UUIDs); one whose node may not be opened does not count. What is
  * allocated becomes a claim, which the stand-in for NVML shows as a process. $FAKE_NVML_DIR/cuda
  * holds words for what is wrong with it: `all` (it counts every device), `shifted` (it takes the
- * device after the one named), `stranger` (memory shows as pid 1's), `half` (accounts keep half of
- * the peak), `more` (they keep 8 GiB more), `boundless` (no allocation fails), `broken` (no context
- * can be made), `stub` (cuInit fails as the toolkit's).
+ * device after the one named), `stranger` (memory shows as pid 1's), `more` (accounts keep 8 GiB
+ * more), `boundless` (no allocation fails), `broken` (no context can be made), `stub` (cuInit fails
+ * as the toolkit's).
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -159,8 +159,7 @@ static void publish(void)
     FILE *file = open_in(name, "w");
     if (!file) return;
     for (int i = 0; i < n_seen; i++) {
-        ull told = is_wrong("half") ? peak[i] / 2 : peak[i];
-        if (is_wrong("more")) told += 8ull << 30;
+        ull told = peak[i] + (is_wrong("more") ? 8ull << 30 : 0);
         fprintf(file, "%s %llu %llu %llu C\n", seen[i].uuid, held[i], told, start_us);
     }
     fclose(file);
