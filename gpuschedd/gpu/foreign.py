@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpusched_client.terms import GpuUuid
 from gpusched_client.units import GIB, MIB, bytes_text
@@ -93,6 +94,36 @@ def texts_of(ranked: Sequence[Foreign]) -> list[str]:
     if len(ranked) > FOREIGN_NAMED_MAX:
         parts.append(f"{len(ranked) - FOREIGN_NAMED_MAX} more processes")
     return parts
+
+
+class Told(NamedTuple):
+    """Of what is foreign on a GPU: for everybody, what would let jobs beside it, for admins."""
+
+    text: str
+    hint: str = ""
+    detail: str = ""
+
+
+def told_of(
+    found: Sequence[Foreign],
+    rest: Iterable[str],
+    closed: str = "",
+    hint: str = "",
+    *,
+    hides_owners: bool,
+) -> Told:
+    """Who is in the way, by name; where owners are hidden, for admins alone."""
+    rest = tuple(rest)
+    named = ", ".join((*texts_of(found), *rest)) + closed
+    if not hides_owners:
+        return Told(named, hint)
+    unnamed = ", ".join((*texts_of_nobody(found), *rest)) + closed
+    return Told(unnamed, detail="; ".join(filter(None, (named, hint))))
+
+
+def largest_first(foreigners: Iterable[Foreign]) -> list[Foreign]:
+    """By what they hold."""
+    return sorted(foreigners, key=lambda foreign: -foreign.peak)
 
 
 def texts_of_nobody(foreigners: Sequence[Foreign]) -> list[str]:

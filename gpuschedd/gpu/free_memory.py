@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 from gpusched_client.terms import GpuUuid, JobId
 from gpusched_client.units import MIB, bytes_text
@@ -22,12 +21,13 @@ from gpuschedd.gpu.foreign import (
     STEP_BYTES,
     Foreign,
     ProcessKey,
+    Told,
     ignore_hint,
     is_quiet,
     keepers_of_exclusive,
-    texts_of,
-    texts_of_nobody,
+    largest_first,
     threshold_hint,
+    told_of,
 )
 from gpuschedd.gpu.holdings import Holding, Holdings
 from gpuschedd.gpu.lasting import LastingMemory
@@ -42,14 +42,6 @@ BASELINE_SHARE_MAX = 0.25  # of a card: a desktop before our first job takes no 
 
 OwnerOf = Callable[[GpuProcess], JobKey | None]
 DescribeForeign = Callable[[GpuProcess], ForeignProcess]
-
-
-class Told(NamedTuple):
-    """Of what is foreign on a GPU: for everybody, what would let jobs beside it, for admins."""
-
-    text: str
-    hint: str = ""
-    detail: str = ""
 
 
 class FreeMemory:
@@ -124,8 +116,8 @@ class FreeMemory:
                 problems += self._lasting.problems(info, count, is_held=bool(held), lag_s=lag_s)
                 loud = [each for each in count.foreign if not each.is_quiet and not each.given]
                 if held and loud:
-                    words = texts_of_nobody if self.hides_owners else texts_of
-                    strangers[info.uuid] = ", ".join(words(_largest_first(loud)))
+                    told = told_of(largest_first(loud), (), hides_owners=self.hides_owners)
+                    strangers[info.uuid] = told.text
                 if reading.processes is not None:
                     listed.add(info.uuid)
                     self._find_strays(info.uuid, count, live, out_of_place, left)
@@ -452,13 +444,9 @@ class FreeMemory:
         hint: str = "",
     ) -> Told:
         """Who is in the way, for everybody; on a private host by name for admins alone."""
-        found = _largest_first(keepers or count.foreign)
+        found = largest_first(keepers or count.foreign)
         rest = [] if keepers else self._rest(info, count, unexplained)
-        named = ", ".join((*texts_of(found), *rest)) + closed
-        if not self.hides_owners:
-            return Told(named, hint)
-        unnamed = ", ".join((*texts_of_nobody(found), *rest)) + closed
-        return Told(unnamed, detail="; ".join(filter(None, (named, hint))))
+        return told_of(found, rest, closed, hint, hides_owners=self.hides_owners)
 
     def _rest(self, info: GpuInfo, count: Count, unexplained: int) -> list[str]:
         """What is no process's."""
@@ -483,10 +471,6 @@ class FreeMemory:
         if self._release_lag_s(uuid) > 0 and uuid not in self._held_up:
             return f"that job {job_id} leaves behind"
         return f"that no process owns (job {job_id} was the last here)"
-
-
-def _largest_first(foreigners: Iterable[Foreign]) -> list[Foreign]:
-    return sorted(foreigners, key=lambda foreign: -foreign.peak)
 
 
 def _in_steps(size: int) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpusched_client.errors import LimitReached, StorageError
+from gpusched_client.errors import LimitReached
 from gpusched_client.wire.fields import InvalidValue
 from gpuschedd.api import limits as budget
 from gpuschedd.api import readers as reads

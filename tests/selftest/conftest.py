@@ -106,6 +106,8 @@ def bench(
     """Makes the host and starts its daemon: two GPUs that keep accounts, unless told otherwise."""
     assert cuda_library.exists()
     made = Bench(driver, tmp_path / "host")
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     monkeypatch.setenv("PATH", str(made.smi.parent), prepend=":")
     driver.gpu(1, **{**driver.gpus[0], "uuid": uuid_of(1), "pci": "00000000:11:00.0"})
     driver.gpu(1, minor=1, accounting=1)
