@@ -43,6 +43,10 @@ class Backups:
         self, request: BackupRequest, on_close: Callable[[Callable[[], None]], None]
     ) -> BackupResult:
         """A piece of the copy; `on_close` tells when its reader is gone."""
+        if request.backup_id is None and request.offset:
+            raise Invalid(
+                f"offset: {request.offset} of no copy; begin without it, or give the backup_id"
+            )
         if request.backup_id is None:
             copy = await self._begin(on_close)
         elif self._copy is None or self._copy.backup_id != request.backup_id:

@@ -147,3 +147,41 @@ def test_fcfs_list_ignores_nice() -> None:
     queues.insert(waiting(1, nice=500), 0.0)
     queues.insert(waiting(2, since_s=1.0), 1.0)
     assert ids(queues) == [1, 2]
+
+
+def test_who_is_put_first_changes_one_row_and_gains_no_age() -> None:
+    queues = Queues(EXACT)
+    for number in range(1, 50):
+        queues.insert(waiting(number, since_s=float(number)), 100.0)
+    rows = queues.to_front(JobId(40), 200.0)
+    assert ids(queues)[:3] == [40, 1, 2]
+    assert {row.job_id for row in rows} <= {40, 1}  # it, and who leaves the window for it
+    assert age_s(got(queues, 40), 200.0) == 0.0
+    assert age_s(got(queues, 1), 200.0) == 100.0
+    queues.to_front(JobId(41), 200.0)
+    assert ids(queues)[:3] == [41, 40, 1]
+    assert queues.to_front(JobId(41), 200.0) == ()
+    assert queues.to_front(JobId(77), 200.0) == ()
+
+
+def test_a_cpu_only_job_that_is_put_first_is_no_older_than_before() -> None:
+    """Its age counts from when it became eligible, which puts it first."""
+    queues = Queues(EXACT)
+    queues.insert(waiting(1, gpus=0, since_s=0.0), 0.0)
+    queues.insert(waiting(2, gpus=0, since_s=3_600.0), 3_600.0)
+    queues.to_front(JobId(2), 7_200.0)
+    snapshot = replace(snapshot_of(gpus(1), now_s=7_200.0), queues=queues.view())
+    order = list(queue_order(snapshot, EXACT))
+    assert [job.job_id for job, _ in order] == [2, 1]
+    assert order[0][1].age == pytest.approx(EXACT.w_age_per_h * 1.0)
+
+
+def test_rows_of_who_was_put_first_restore_the_same_list() -> None:
+    queues = Queues(EXACT)
+    kept = {}
+    for number in (1, 2, 3):
+        for row in queues.insert(waiting(number, since_s=float(number)), 5.0):
+            kept[row.job_id] = row
+    for row in queues.to_front(JobId(3), 9.0):
+        kept[row.job_id] = row
+    assert ids(Queues.restore(EXACT, kept.values())) == [3, 1, 2]

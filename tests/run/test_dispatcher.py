@@ -290,6 +290,20 @@ def test_a_state_directory_may_have_a_longer_path_than_a_socket(tmp_path: Path) 
     daemon.stop()
 
 
+def test_a_filter_that_cannot_be_made_is_the_host_s_fault() -> None:
+    """/dev that cannot be read for a moment costs the job no attempt."""
+
+    def unreadable(_gpus: object) -> DeviceAccess:
+        raise OSError(5, "Input/output error", "/dev")
+
+    dispatcher: Any = SimpleNamespace(
+        _runner=SimpleNamespace(launcher=SystemdLauncher()),
+        _specs=SimpleNamespace(device_access=unreadable),
+    )
+    with pytest.raises(LaunchDeferred, match="no device filter"):
+        asyncio.run(Dispatcher._device_access(dispatcher, []))
+
+
 def test_a_gpu_without_its_device_node_defers_the_launch_with_the_cure() -> None:
     """PID 1 would pass the missing node over, and the job would see no GPU. The host lacks it, so
     no attempt of the job's is counted.

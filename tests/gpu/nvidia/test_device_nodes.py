@@ -57,6 +57,26 @@ def allowed(dev: Path, *minors: int | None, capabilities: tuple[str, ...] = ()) 
     return None if found is None else set(found)
 
 
+def test_no_folder_that_others_can_write_is_walked(dev: Path, node: MakeNode) -> None:
+    """As /dev/shm and /dev/mqueue: what is in there is not the host's word."""
+    for name, mode, uid in (("shm", 0o1777, 0), ("ours", 0o775, 0), ("hers", 0o755, 3001)):
+        (dev / name).mkdir()
+        (dev / name / "below").mkdir()
+        node(f"{name}/fake", 195, 9)
+        node(f"{name}/below/fake", 195, 9)
+        (dev / name).chmod(mode)
+        os.chown(dev / name, uid, 0)
+    (dev / "link").symlink_to(dev / "shm")
+    (dev / "sound").mkdir()
+    (dev / "sound").chmod(0o755)
+    node("sound/odd", 195, 8)
+    node("nvidia0", 195, 0)
+    found = allowed(dev, 0)
+    assert found is not None
+    assert {value for value in found if "fake" in value} == set()
+    assert f"{dev}/sound/odd rw" in found
+
+
 def test_without_gpu_nodes_there_is_nothing_to_filter(dev: Path) -> None:
     assert allowed(dev, 0) is None
 
