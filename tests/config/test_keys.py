@@ -72,6 +72,14 @@ def test_the_example_shows_every_key_at_its_default(tmp_path: Path) -> None:
         ("[limits]\nmax_gpu = 1\n", r":2: unknown key limits.max_gpu; known here: .*max_gpus"),
         ("[limits.bob]\nshares = 1\n", r":2: unknown key limits.bob.shares"),
         ("[limits]\nmax_gpus = -1\n", r":2: limits.max_gpus = -1: must be a whole number"),
+        (
+            '[sharing]\nignore_processes = ["name=ollama"]\n',
+            r":2: sharing.ignore_processes = .*no uid.*write name=ollama,uid=NUMBER",
+        ),
+        (
+            '[sharing]\nignore_processes = ["below=1G,name=x"]\n',
+            r":2: sharing.ignore_processes = .*no uid",
+        ),
         ('simulate = "4x"\n', r":1: simulate = '4x': .*write 4x24G"),
         ('[scheduling]\nkill_grace = "30"\n', r":2: .*write 30 without quotes"),
         ("private = 1\n", r":1: private = 1: must be true or false"),

@@ -387,3 +387,15 @@ def test_memory_of_a_process_that_is_gone_needs_a_person_after_a_minute(
     monkeypatch.setattr("gpuschedd.gpu.lasting.boottime_s", lambda: now_s + 130.0)
     assert "30 GiB on GPU 0 are held by no process" in judge.facts(leak).problems[0]
     assert judge.gpu(leak).state is GpuState.OK
+
+
+def test_a_private_host_names_no_owner_of_foreign_processes_but_to_admins(judge: Judge) -> None:
+    """Not pid, name or command, and no line for the configuration; how much it is stays."""
+    judge.ledger.hides_owners = True
+    gpu = judge.gpu(sample(8 * GIB, (9, 5 * GIB), (10, 3 * GIB)))
+    assert gpu.foreign_text == "2 processes outside the scheduler with 8 GiB"
+    assert "pid 9" in gpu.foreign_detail
+    judge.ledger.hides_owners = False
+    gpu = judge.gpu(sample(8 * GIB, (9, 5 * GIB), (10, 3 * GIB)))
+    assert "pid 9" in gpu.foreign_text
+    assert gpu.foreign_detail == ""
