@@ -68,7 +68,7 @@ from gpuschedd.system.threads import started_pool
 
 log = logging.getLogger("gpuschedd")
 
-THREAD_TURN_S = 0.001
+THREAD_TURN_S = 0.0001  # the loop waits so long at each call of the system while a thread is busy
 COLLECTOR = (50_000, 20, 100)
 ACCOUNTS_EVERY_S = 60.0
 PLACES_EVERY_S = 2.0

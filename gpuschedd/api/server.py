@@ -34,7 +34,7 @@ BACKLOG = 1_024
 GIVE_BACK_AFTER_S = 1.0
 ACCEPT_PAUSE_S = 0.1  # after no descriptor was left
 ACCEPT_AT_ONCE = 8  # then those who are connected have their turn
-REFUSED_AT_ONCE = 100  # of those that are refused, behind whom others wait to be accepted
+REFUSED_AT_ONCE = 32  # of those that are refused, behind whom others wait to be accepted
 
 
 class AccountsOfUids(Protocol):
