@@ -54,7 +54,6 @@ from gpuschedd.store.database import (
     StoreVanished,
     typed_opening,
 )
-from gpuschedd.store.history import History
 from gpuschedd.store.records import Loaded
 from gpuschedd.store.writer import Store
 from gpuschedd.supervisor.pam import closed_by
@@ -190,7 +189,7 @@ class Daemon:
                 controller=self.controller,
                 auth=self.auth,
                 budget=self.budget,
-                reader=FairReader(History(store.path)),
+                reader=FairReader.over(store.path, self.budget.charge_time),
                 planner=PlannerThread(self.budget),
                 expected=ExpectedStarts(self.controller),
                 subscriptions=subscriptions,

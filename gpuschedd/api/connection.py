@@ -37,7 +37,7 @@ from gpuschedd.api.limits import (
 )
 from gpuschedd.api.metering import metered
 from gpuschedd.api.outgoing import Outgoing
-from gpuschedd.api.readers import FairThread
+from gpuschedd.api.readers import FairThreads
 from gpuschedd.api.registry import Service
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class Shared:
     connections: Connections
     requests: OpenRequests[ServerConnection]
     open: set[ServerConnection]
-    codec: FairThread
+    codec: FairThreads
     unsent: Unsent = field(default_factory=Unsent)
 
 

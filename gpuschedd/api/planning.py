@@ -6,12 +6,11 @@ takes is charged to who asked: a thread holds up the loop half of the time that 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import TypeVar
 
 from gpuschedd.api.limits import RequestBudget
-from gpuschedd.api.readers import FairThread
+from gpuschedd.api.readers import FairThreads
 
 T = TypeVar("T")
 
@@ -21,24 +20,12 @@ class PlannerThread:
 
     def __init__(self, budget: RequestBudget) -> None:
         self._budget = budget
-        self._thread = FairThread("planner")
+        self._thread = FairThreads("planner", charge=budget.charge_time)
 
     async def ask(self, account: int, work: Callable[[], T]) -> T:
         """The answer, when the user's turn has come. Raises LimitReached."""
         await self._budget.settled(account)
-        spent: list[float] = []
-
-        def measured() -> T:
-            began_s = time.thread_time()
-            try:
-                return work()
-            finally:
-                spent.append(time.thread_time() - began_s)
-
-        try:
-            return await self._thread.do(account, measured)
-        finally:
-            self._budget.charge_time(account, sum(spent))
+        return await self._thread.do(account, work)
 
     def close(self) -> None:
         """Finish what is being asked."""

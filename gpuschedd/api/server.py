@@ -23,7 +23,7 @@ from gpuschedd.api.limits import (
     OpenRequests,
     RequestBudget,
 )
-from gpuschedd.api.readers import FairThread
+from gpuschedd.api.readers import FairThreads
 from gpuschedd.api.registry import Service
 from gpuschedd.config.keys import Limits
 from gpuschedd.system.memory import give_back
@@ -31,6 +31,7 @@ from gpuschedd.system.memory import give_back
 log = logging.getLogger(__name__)
 
 BACKLOG = 1_024
+CODECS = 2  # threads for long messages
 GIVE_BACK_AFTER_S = 1.0
 ACCEPT_PAUSE_S = 0.1  # after no descriptor was left
 ACCEPT_AT_ONCE = 8  # then those who are connected have their turn
@@ -65,7 +66,12 @@ class Server:
         self.open: set[ServerConnection] = set()
         self._connections = connections
         self._shared = Shared(
-            service, budget, connections, OpenRequests(), self.open, FairThread("codec")
+            service,
+            budget,
+            connections,
+            OpenRequests(),
+            self.open,
+            FairThreads("codec", CODECS, budget.charge_time),
         )
         self._accounts = known_accounts
         connections.on_crowd_gone = self._give_back_soon
