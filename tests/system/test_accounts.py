@@ -157,7 +157,7 @@ def test_an_owner_s_job_is_put_first_of_the_owner_s_own(host: Host) -> None:
         assert alice.top(third).code is None
         mine = [job.job_id for job in alice.queue().jobs if job.user == "alice"]
         assert mine == [third, first, second]
-        assert {alice.job(job_id).nice for job_id in (first, second)} == {1}
+        assert {alice.job(job_id).nice for job_id in (first, second)} == {0}
         assert alice.job(third).nice == 0
         assert alice.top(his).code == "denied"
         assert alice.update(third, nice=-1)[0].code == "denied"
