@@ -36,16 +36,29 @@ class Administration:
         return self._session.call(ReloadRequest())
 
     def drain(self, gpu: str | int, reason: str) -> GpuView:
-        """Take a GPU (index or UUID) out of service once its jobs are gone. Admin only."""
+        """Take a GPU (index or UUID) out of service once its jobs are gone. Admin only.
+
+        The first one that was meant: the index of a GPU in MIG mode means each of its slices.
+        """
+        return self.drain_all(gpu, reason)[0]
+
+    def drain_all(self, gpu: str | int, reason: str) -> tuple[GpuView, ...]:
+        """The same; all that were meant."""
         from gpusched_client.wire.gpu_messages import DrainRequest
 
-        return self._session.call(DrainRequest(str(gpu), reason)).gpu
+        result = self._session.call(DrainRequest(str(gpu), reason))
+        return result.gpus or (result.gpu,)
 
     def resume(self, gpu: str | int) -> GpuView:
-        """Put a GPU back into service. Admin only."""
+        """Put a GPU back into service, or the slices of one, as drain. Admin only."""
+        return self.resume_all(gpu)[0]
+
+    def resume_all(self, gpu: str | int) -> tuple[GpuView, ...]:
+        """The same; all that were meant."""
         from gpusched_client.wire.gpu_messages import ResumeRequest
 
-        return self._session.call(ResumeRequest(str(gpu))).gpu
+        result = self._session.call(ResumeRequest(str(gpu)))
+        return result.gpus or (result.gpu,)
 
     def gpus_release(self, reason: str) -> GpusResult:
         """Have the daemon release the driver; nothing is placed until gpus_resume. Admin only."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,11 +16,13 @@ from gpusched_client.commands.common import (
     note_done,
     print_err,
     print_out,
+    tell_who_answered,
     terminal_width,
 )
+from gpusched_client.errors import Conflict, Denied, NotFound, Unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from gpusched_client.client import Client
@@ -50,9 +53,10 @@ def cli() -> None:
     "--reason", metavar="TEXT", default="by an admin", help="Why; shown to people who wait."
 )
 def drain(gpu: str, reason: str) -> int:
-    """Let GPU (index or UUID) take no more jobs; those on it go on."""
+    """Let GPU (index or UUID) take no more jobs; those on it go on. In MIG mode: all its slices."""
     with _client() as client:
-        _print_gpu(client.drain(gpu, reason))
+        for each in client.drain_all(gpu, reason):
+            _print_gpu(each)
     return 0
 
 
@@ -61,7 +65,8 @@ def drain(gpu: str, reason: str) -> int:
 def resume(gpu: str) -> int:
     """Put GPU back into service."""
     with _client() as client:
-        _print_gpu(client.resume(gpu))
+        for each in client.resume_all(gpu):
+            _print_gpu(each)
     return 0
 
 
@@ -256,10 +261,18 @@ def _write(target: Path, client: Client) -> int:
     return size
 
 
-def _client() -> Client:
+@contextmanager
+def _client() -> Iterator[Client]:
     from gpusched_client.client import Client
 
-    return Client()
+    with Client() as client:
+        try:
+            yield client
+        except (Conflict, Denied, NotFound):
+            tell_who_answered("gctl", client)
+            raise
+        with suppress(Unavailable):  # what was asked is done
+            tell_who_answered("gctl", client)
 
 
 if __name__ == "__main__":

@@ -59,14 +59,18 @@ class GpusRequest(Request[GpusResult]):
 
 @message
 class DrainResult(Response):
-    """The GPU after the drain."""
+    """The GPU after the drain; of one in MIG mode `gpus` are its slices, and `gpu` the first."""
 
     gpu: GpuView = wire(nested(GpuView))
+    gpus: tuple[GpuView, ...] = wire(list_of(nested(GpuView), 2 * GPUS_MAX), default=())
 
 
 @method("drain", Right.ADMIN, (Denied, NotFound, StorageError))
 class DrainRequest(Request[DrainResult]):
-    """Take a GPU, named by index or UUID, out of service once its jobs are gone."""
+    """Take a GPU, named by index or UUID, out of service once its jobs are gone.
+
+    The index of a GPU in MIG mode names all its slices.
+    """
 
     gpu: str = wire(_GPU_NAME)
     reason: str = wire(text(REASON_BYTES_MAX))
@@ -74,9 +78,10 @@ class DrainRequest(Request[DrainResult]):
 
 @message
 class ResumeResult(Response):
-    """The GPU after the resume."""
+    """The GPU after the resume; of one in MIG mode `gpus` are its slices, and `gpu` the first."""
 
     gpu: GpuView = wire(nested(GpuView))
+    gpus: tuple[GpuView, ...] = wire(list_of(nested(GpuView), 2 * GPUS_MAX), default=())
 
 
 @method("resume", Right.ADMIN, (Denied, NotFound, StorageError))

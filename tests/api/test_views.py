@@ -75,7 +75,9 @@ def test_an_image_is_told_how_it_enables_the_service(
 def test_a_gpu_that_is_not_there_is_named_with_those_that_are(daemon: DaemonProcess) -> None:
     said = daemon.run("gctl", "drain", "9")
     assert said.returncode == 67
-    assert said.stderr.startswith("gctl: no GPU is named '9'; known: 0 (GPU-")
+    told, refused = said.stderr.splitlines()
+    assert told == "gctl: your own daemon answered; its GPUs are simulated"
+    assert refused.startswith("gctl: no GPU is named '9'; known: 0 (GPU-")
 
 
 def test_who_asks_more_than_the_own_limit_is_told_at_once(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from gpusched_client import Client, SubmittedJob
-from gpusched_client.errors import NotFound
 from gpusched_client.terms import JobState
 from gpusched_client.wire.job_messages import JobView
 from tests.support.daemon import DaemonProcess, until
@@ -780,9 +779,28 @@ def test_release_lets_go_of_the_driver_and_resume_takes_it_back(
         assert "MIG 1g.10gb" in said.stdout
         ended = client.wait(waits.id, timeout_s=30)
         assert (ended.state, ended.gpu_uuids) == (JobState.COMPLETED, ("MIG-new",))
-        with pytest.raises(NotFound, match="GPU 1 is in MIG mode; name its slices: 200"):
-            client.drain(1, "fan")
         assert is_running(client, job.id)
+
+
+def test_a_gpu_in_mig_mode_stands_for_its_slices(driver: FakeDriver, daemon_over: Start) -> None:
+    """A drain by its index drains each of them, a resume puts each of them back."""
+    another(driver)
+    driver.gpu(1, mig=1)
+    for slot, name in ((0, "MIG-a"), (1, "MIG-b")):
+        driver.add(f"mig 1 {slot} {name} {slot + 3} 0 {10 * GIB} NVIDIA Fake MIG 1g.10gb")
+    daemon = daemon_over(driver)
+    with daemon.client() as client:
+        until(lambda: set(gpus_by_index(client)) == {0, 200, 201}, "both slices are there")
+        said = daemon.run("gctl", "drain", "1", "--reason", "fan")
+        assert said.stdout.splitlines() == [
+            "GPU 200: drained: fan, by root",
+            "GPU 201: drained: fan, by root",
+        ]
+        assert gpus_by_index(client) == {0: "ok", 200: "drained", 201: "drained"}
+        waits = client.submit(["true"], gpu_model="1g.10gb", output="/dev/null")
+        until_reason(client, waits.id, "GPUs 200 and 201 drained (fan, by root)")
+        assert [gpu.state for gpu in client.resume_all(1)] == ["ok", "ok"]
+        assert client.wait(waits.id, timeout_s=30).state is JobState.COMPLETED
 
 
 def test_a_driver_that_hangs_can_be_released_and_its_trouble_is_told(

@@ -32,14 +32,14 @@ async def gpus(call: Call, _request: GpusRequest) -> Response:
 
 @handles(DrainRequest)
 async def drain(call: Call, request: DrainRequest) -> Response:
-    view = await _set_drained(call, request.gpu, request.reason, "drain")
-    return DrainResult(gpu=view)
+    views = await _set_drained(call, request.gpu, request.reason, "drain")
+    return DrainResult(gpu=views[0], gpus=views)
 
 
 @handles(ResumeRequest)
 async def resume(call: Call, request: ResumeRequest) -> Response:
-    view = await _set_drained(call, request.gpu, None, "resume")
-    return ResumeResult(gpu=view)
+    views = await _set_drained(call, request.gpu, None, "resume")
+    return ResumeResult(gpu=views[0], gpus=views)
 
 
 @handles(GpusReleaseRequest)
@@ -67,10 +67,16 @@ async def _emit_gpus(call: Call, method: str, kind: EventKind, reason: str | Non
     await call.controller.call(act)
 
 
-async def _set_drained(call: Call, name: str, reason: str | None, method: str) -> GpuView:
-    uuid = _gpu_named(call, name)
+async def _set_drained(
+    call: Call, name: str, reason: str | None, method: str
+) -> tuple[GpuView, ...]:
+    uuids = _gpus_named(call, name)
 
     def act(batch: Batch) -> None:
+        for uuid in uuids:
+            set_one(batch, uuid)
+
+    def set_one(batch: Batch, uuid: GpuUuid) -> None:
         row = batch.gpu_row(uuid)
         assert row is not None, "a GPU that is shown has a row"
         row = replace(row, drained=f"{reason}, by {call.caller.user}" if reason else None)
@@ -88,25 +94,25 @@ async def _set_drained(call: Call, name: str, reason: str | None, method: str) -
         )
 
     await call.controller.call(act)
-    if reason is None:
+    for uuid in uuids if reason is None else ():
         call.services.gpu_control.acknowledge(uuid)
     call.services.gpu_control.refresh()
-    return next(view for view in gpu_views(call) if view.uuid == uuid)
+    return tuple(view for view in gpu_views(call) if view.uuid in uuids)
 
 
-def _gpu_named(call: Call, name: str) -> GpuUuid:
+def _gpus_named(call: Call, name: str) -> tuple[GpuUuid, ...]:
+    """The GPU of that name; of one in MIG mode, which is none itself, all its slices."""
     gpus = call.state.gpus
     found = [
         gpu.uuid
         for gpu in gpus
         if name in (gpu.label, gpu.uuid) or (len(name) >= 8 and gpu.uuid.startswith(name))
     ]
-    parts = [gpu.index for gpu in gpus if gpu.is_slice]
-    slices = [str(index) for index in parts if str(parent_index(index)) == name]
+    slices = [gpu.uuid for gpu in gpus if gpu.is_slice and str(parent_index(gpu.index)) == name]
     if slices and not found:
-        raise NotFound(f"GPU {name} is in MIG mode; name its slices: {', '.join(slices)}")
+        return tuple(slices)
     if len(found) != 1:
         known = ", ".join(f"{gpu.label} ({gpu.uuid})" for gpu in gpus[:16]) or "none"
         matching = f"{len(found)} GPUs are" if found else "no GPU is"
         raise NotFound(f"{matching} named {name!r}; known: {known}")
-    return found[0]
+    return (found[0],)
