@@ -15,6 +15,7 @@ _BYTES_OF = {"": MIB, "B": 1, "K": KIB, "M": MIB, "G": GIB, "T": TIB}
 _SIZE = r"(\d{1,19})(?:\.(\d{1,9}))?\s*(?:([KMGT])(?:I?B)?|(B))?"
 _SIZE_FORMS = "write it as 20G, 512M or 1.5T (K, M, G, T are powers of 1024)"
 _SIZE_MAX = 2**62
+_SLICE_PROFILE = r"(?:\d{1,2}c\.)?\d{1,2}g\.\d{1,4}gb(?:[+-][a-z0-9.+-]{1,16})?"
 VRAM_ASKED_BYTES_MIN = 256 * MIB  # what a person may ask for; a context of CUDA alone takes more
 
 MINUTE_S, HOUR_S, DAY_S = 60, 3_600, 86_400
@@ -79,6 +80,18 @@ def bytes_text(size: int) -> str:
     return f"{number} bytes" if unit == "B" else f"{number} {unit}iB"
 
 
+def bytes_apart(size: int, other: int) -> str:
+    """For a sentence that compares: with as many digits as show that it is not the other size."""
+    for text in (bytes_text, _whole_mib):
+        if size == other or text(size) != text(other):
+            return text(size)
+    return f"{size} bytes"
+
+
+def _whole_mib(size: int) -> str:
+    return f"{size / MIB:.0f} MiB"
+
+
 def _rounded(size: int) -> tuple[str, str]:
     for unit in "TGMK":
         factor = _BYTES_OF[unit]
@@ -86,6 +99,11 @@ def _rounded(size: int) -> tuple[str, str]:
             tenths = (size * 10 + factor // 2) // factor
             return (f"{tenths // 10}.{tenths % 10}" if tenths % 10 else f"{tenths // 10}"), unit
     return str(size), "B"
+
+
+def is_slice_profile(text: str) -> bool:
+    """Whether it is a profile of MIG slices as the driver writes it: "1g.10gb", "1c.3g.40gb+me"."""
+    return _matched(_SLICE_PROFILE, text) is not None
 
 
 def parse_duration(text: str) -> int | None:

@@ -10,12 +10,12 @@ import click
 from gpusched_client.commands.common import IntRange
 from gpusched_client.errors import GpuschedError
 from gpusched_client.wire.fields import ChoiceReader, IntegerReader
-from gpusched_client.wire.job_options import OPTIONS, JobOption, Section
+from gpusched_client.wire.job_options import OPTIONS, JobOption, OtherForm, Section
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 if TYPE_CHECKING:
-    _NumberType = click.ParamType[float]
+    _NumberType = click.ParamType[float | str]
 else:
     _NumberType = click.ParamType  # not generic in older clicks
 
@@ -23,12 +23,12 @@ else:
 class Amount(_NumberType):
     """A value that a row of the table reads from text."""
 
-    def __init__(self, name: str, parse: Callable[[str], float]) -> None:
+    def __init__(self, name: str, parse: Callable[[str], float | str]) -> None:
         self.name, self._parse = name, parse
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
+    ) -> float | str:
         """The amount; a refusal has the words of the row."""
         if isinstance(value, (int, float)):
             return value
@@ -44,10 +44,40 @@ def submit_options(section: Section) -> Callable[[F], F]:
 
     def decorate(command: F) -> F:
         for row in reversed(rows):  # decorators are applied from the last to the first
+            if row.other_form is not None:
+                command = _other_form(row.other_form)(command)
             command = _option(row, row.help, row.default, shows_default=row.shows_default)(command)
         return command
 
     return decorate
+
+
+def asked_by(options: dict[str, Any]) -> dict[str, Any]:
+    """The keywords of job_request, of the values that click read. Raises UsageError."""
+    asked = {keyword: options[keyword] for keyword in OPTIONS}
+    for row in OPTIONS.values():
+        form = row.other_form
+        if form is None or options[form.keyword] is None:
+            continue
+        if asked[row.keyword] is not None:
+            raise click.UsageError(
+                f"{row.longest_flag} and {form.flag} say the same; give one of them"
+            )
+        asked[row.keyword] = options[form.keyword]
+    return asked
+
+
+def flag_given(row: JobOption, options: dict[str, Any]) -> str:
+    """The option that a message about this row's value names."""
+    form = row.other_form
+    if form is not None and options.get(form.keyword) is not None:
+        return form.flag
+    return row.longest_flag
+
+
+def _other_form(form: OtherForm) -> Callable[[F], F]:
+    kind = Amount(form.metavar.lower(), form.parse)
+    return click.option(form.flag, form.keyword, type=kind, metavar=form.metavar, help=form.help)
 
 
 def change_option(keyword: str, help_text: str) -> Callable[[F], F]:

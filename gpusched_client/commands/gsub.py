@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpusched_client.commands.click_options import submit_options
+from gpusched_client.commands.click_options import asked_by, flag_given, submit_options
 from gpusched_client.commands.common import (
     CONTEXT_SETTINGS,
     EXIT_INTERRUPTED,
@@ -259,7 +259,7 @@ def _request(script: Script | None, options: dict[str, Any]) -> JobRequest:
 
         for warning in unread(words):
             print_err(f"gsub: {warning}")
-    asked = {keyword: options[keyword] for keyword in OPTIONS}
+    asked = asked_by(options)
     check = not options["no_check"]
     try:
         return job_request(**command, cwd=options["chdir"], check=check, **{**asked, "name": name})
@@ -285,14 +285,14 @@ def _misplaced(words: Sequence[str]) -> Iterator[str]:
 def _in_our_words(error: Invalid, options: dict[str, Any]) -> Invalid:
     """The same with the names of our options instead of the wire's fields."""
     path = str(error.data.get("path", ""))
-    field = path.removeprefix("job.")
     if not error.message.startswith(f"{path}: "):
         return error
-    row = next((row for row in OPTIONS.values() if row.field == field), None)
-    name, text = field if row is None else row.longest_flag, error.message.removeprefix(f"{path}: ")
+    row = next((row for row in OPTIONS.values() if row.keyword == path), None)
+    name = path if row is None else flag_given(row, options)
+    text = error.message.removeprefix(f"{path}: ")
     if row is not None and not options["gpus"] and "0 GPUs" in text:
         return Invalid(f"{name} needs a GPU; -g is 0", error.data)
-    return Invalid(text if field.startswith("argv") else f"{name}: {text}", error.data)
+    return Invalid(text if path.startswith("argv") else f"{name}: {text}", error.data)
 
 
 # ------------------------------------------------------------------------------------- calls

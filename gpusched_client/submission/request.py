@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Unpack
 
-from gpusched_client.errors import Invalid
+from gpusched_client.errors import GpuschedError, Invalid, TooLarge
 from gpusched_client.terms import unknown_marks
-from gpusched_client.wire.job_options import JobKeywords, fields_of
+from gpusched_client.wire.job_options import OPTIONS, JobKeywords, fields_of
 from gpusched_client.wire.limits import RLIMIT_NAMES
 from gpusched_client.wire.submit_messages import JobRequest
 
@@ -90,13 +90,25 @@ def job_request(
         **options,
     )
     # Read back what was built, so that a mistake is found here and with the field's name.
-    request = JobRequest.from_wire(_with_module_path(request).to_wire(), "job")
+    try:
+        request = JobRequest.from_wire(_with_module_path(request).to_wire(), "job")
+    except (Invalid, TooLarge) as error:
+        raise _by_keyword(error) from None
     if not is_checked:
         return request
     from gpusched_client.submission.checks import check_request
 
     check_request(request)
     return replace(request, checked=True)
+
+
+def _by_keyword(error: GpuschedError) -> GpuschedError:
+    """The same with the caller's name of a value instead of the wire's."""
+    path = str(error.data.get("path", ""))
+    field = path.removeprefix("job.")
+    name = next((row.keyword for row in OPTIONS.values() if row.field == field), field)
+    text = error.message.removeprefix(f"{path}: ")
+    return type(error)(f"{name}: {text}", {**error.data, "path": name})
 
 
 def _directory(given: Word | None, environment: Mapping[bytes, bytes]) -> bytes:

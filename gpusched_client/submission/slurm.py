@@ -87,7 +87,7 @@ def take_option(words: list[str], here: str, others: tuple[str, ...] = ()) -> Gi
     name, value = _parted(word)
     option = option_named(name)
     if option is None:
-        if here and any(name in row.flags for row in OPTIONS.values()):
+        if here and any(name in row.names for row in OPTIONS.values()):
             raise Invalid(f"{prefix}{name} is gsub's own; write it as #GSUB {word}")
         meant = nearest(name, others) if name.startswith("--") else None
         hint = f"; did you mean {meant}?" if meant else "; `man sbatch` and gsub --help list them"

@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import field, fields
 from enum import Enum
-from typing import Any, ParamSpec, TypedDict, TypeVar, dataclass_transform
+from typing import Any, NamedTuple, ParamSpec, TypedDict, TypeVar, dataclass_transform
 
 from gpusched_client.errors import Invalid
 from gpusched_client.units import (
@@ -23,6 +23,7 @@ from gpusched_client.units import (
     VRAM_ASKED_BYTES_MIN,
     bytes_text,
     duration_text,
+    is_slice_profile,
     parse_asked_bytes,
     parse_duration,
 )
@@ -58,6 +59,20 @@ class Section(Enum):
     QUEUE = "how it waits"
 
 
+class OtherForm(NamedTuple):
+    """A second option of gsub for the same field, with a grammar of its own."""
+
+    flag: str
+    metavar: str
+    help: str
+    parse: Callable[[str], str]
+
+    @property
+    def keyword(self) -> str:
+        """What it is called among the values that were given."""
+        return self.flag.removeprefix("--")
+
+
 class JobOption:
     """One row. The reader says type and limits; what is text there may be parsed from other text.
 
@@ -86,12 +101,14 @@ class JobOption:
         words: Words = lambda _asked, _limit_s: "",
         is_said_last: bool = False,
         fact: tuple[str, Callable[[JobOptions], str]] | None = None,
+        other_form: OtherForm | None = None,
     ) -> None:
         self.reader, self.default, self.parse, self.check = reader, default, parse, check
         self.flags, self.section, self.help, self.metavar = flags, section, help, metavar
         self.shows_default = shows_default
         self.slurm, self.from_slurm = slurm, from_slurm
         self.words, self.is_said_last, self.fact = words, is_said_last, fact
+        self.other_form = other_form
         self.keyword = keyword
         self.field = ""  # the wire's name of it, by the class below
 
@@ -99,6 +116,11 @@ class JobOption:
     def is_flag(self) -> bool:
         """Whether it is given by naming it, without a value."""
         return self.reader is boolean
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All that gsub takes it by."""
+        return self.flags if self.other_form is None else (*self.flags, self.other_form.flag)
 
     @property
     def longest_flag(self) -> str:
@@ -158,7 +180,8 @@ def _too_little_vram() -> str:
 def _check_vram(size: int) -> None:
     """A number in Python is bytes: 18 would share a GPU as if it took nothing."""
     if size < VRAM_ASKED_BYTES_MIN:
-        meant = f'; did you mean "{size}G"?' if 0 < size < 1024 else ""
+        could_be = 0 < size < 1024 and not isinstance(size, bool)
+        meant = f'; did you mean "{size}G"?' if could_be else ""
         raise Invalid(f"vram={size} is in bytes, {_too_little_vram()}{meant}")
 
 
@@ -166,6 +189,17 @@ def _check_memory(size: int) -> None:
     if size < MEMORY_BYTES_MIN:
         meant = f'; did you mean "{size}G"?' if 0 < size < 1024 else '; write it as "64G"'
         raise Invalid(f"memory={size} is in bytes, too little to start a process{meant}")
+
+
+def _parse_mig(text: str) -> str:
+    """As the driver ends the names of slices, "NVIDIA A100-SXM4-80GB MIG 1g.10gb"."""
+    profile = text.strip().lower().removeprefix("mig ")
+    if not is_slice_profile(profile):
+        raise Invalid(
+            f"{text!r} is not a MIG profile; write it as 1g.10gb, as `gq --gpus` shows it; "
+            "a model goes with --gpu-model"
+        )
+    return f"MIG {profile}"
 
 
 def _parse_memory(text: str) -> int:
@@ -292,9 +326,12 @@ class JobOptions(Message):
         reader=text(256),
         default=None,
         section=Section.RESOURCES,
-        flags=("--gpu-model", "--mig"),
+        flags=("--gpu-model",),
         metavar="MODEL",
-        help="Only GPUs of this model, or MIG slices of this profile, as 1g.10gb.",
+        help="Only GPUs whose model has this in its name.",
+        other_form=OtherForm(
+            "--mig", "PROFILE", "Only MIG slices of this profile, as 1g.10gb.", _parse_mig
+        ),
         words=_model_words,
         fact=("Model", lambda job: job.gpu_model or ""),
     )

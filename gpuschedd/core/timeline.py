@@ -23,6 +23,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from gpusched_client.terms import JobId
+from gpusched_client.units import is_slice_profile
 from gpuschedd.core.model import (
     NEVER_S,
     Gpu,
@@ -400,8 +401,15 @@ def card_suits(gpu: Gpu, need: Need) -> bool:
 
 
 def model_matches(wanted: str, model: str) -> bool:
-    """`--gpu-model a100` means every model with that in its name, in any case."""
-    return wanted.casefold() in model.casefold()
+    """`--gpu-model a100` means every model with that in its name, in any case.
+
+    The profile of a slice is a word that is the same or is not: 1g.10gb is not 1g.10gb+me.
+    """
+    wanted, model = wanted.casefold(), model.casefold()
+    if wanted not in model:
+        return False
+    words = wanted.split()
+    return not (words and is_slice_profile(words[-1])) or f" {wanted} " in f" {model} "
 
 
 def compatible(gpu: Gpu, loads: list[Load], need: Need, policy: Policy) -> bool:

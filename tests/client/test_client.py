@@ -258,8 +258,14 @@ def test_a_reply_with_null_id_refuses_the_request_under_way(serve: Serve) -> Non
 def test_what_could_not_be_sent_is_refused_before_it_is_sent(serve: Serve) -> None:
     server = serve({})
     with Client() as c:
-        with pytest.raises(Invalid, match=r"job\.gpus"):
+        with pytest.raises(Invalid, match=r"^gpus: 5000 is out of range"):
             c.submit(["true"], gpus=5000)
+        with pytest.raises(Invalid, match=r"^vram: 18\.5 is a float"):
+            c.submit(["true"], vram=18.5)  # type: ignore[arg-type]
+        with pytest.raises(Invalid, match=r"^vram: the job asks for 0 GPUs"):
+            c.submit(["true"], gpus=0, vram="8G")
+        with pytest.raises(Invalid, match=r"^time_limit: 0 seconds; use 1 to"):
+            c.submit(["true"], time_limit=0)
         with pytest.raises(Invalid, match="give a list"):
             c.submit("true")
         with pytest.raises(TooLarge):

@@ -622,3 +622,31 @@ def test_an_interrupted_wait_leaves_the_job_and_says_its_id(serve: Serve) -> Non
     assert gsub.returncode == 130
     assert err == "gsub: job 42 goes on; `gq 42` shows it, `gcancel 42` ends it\n"
     assert [method for method, _ in server.requests] == ["submit", "wait"]
+
+
+@pytest.mark.parametrize("word", ["1g.10gb", "MIG 1g.10gb", "1G.10GB"])
+def test_a_profile_of_slices_is_sent_so_that_no_whole_gpu_has_it(
+    serve: Serve, run: Any, word: str
+) -> None:
+    server = serve({"submit": lambda _: {"job_ids": [1]}})
+    outcome = run(cli, "--mig", word, "true")
+    assert outcome.status == 0
+    assert "model MIG 1g.10gb" in outcome.out
+    assert server.requests[-1][1]["jobs"][0]["gpu_model"] == "MIG 1g.10gb"
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("--mig", "A100"), "'A100' is not a MIG profile; write it as 1g.10gb"),
+        (("--mig", "1g"), "'1g' is not a MIG profile"),
+        (("--mig", "1g.10gb", "--gpu-model", "A100"), "--gpu-model and --mig say the same"),
+        (("-g", "0", "--mig", "1g.10gb"), "--mig needs a GPU; -g is 0"),
+        (("-g", "0", "--gpu-model", "A100"), "--gpu-model needs a GPU; -g is 0"),
+    ],
+)
+def test_a_profile_that_is_none_is_refused_with_the_cure(
+    run: Any, words: tuple[str, ...], text: str
+) -> None:
+    outcome = run(cli, *words, "true")
+    assert (outcome.status, text in outcome.err) == (2, True), outcome.err
