@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from gpusched_client.errors import Infeasible, Invalid
-from gpusched_client.units import MIB, bytes_text
+from gpusched_client.units import bytes_apart, bytes_text
 from gpuschedd.core.links import largest_set
 from gpuschedd.core.model import (
     AdmittedRequest,
@@ -101,8 +101,9 @@ def _of_model(request: Request, inventory: Inventory) -> list[CardKind]:
     kinds = [kind for kind in inventory.kinds if model_matches(wanted, kind.model)]
     if not kinds:
         models = ", ".join(inventory.models_here)
+        option = "--mig" if wanted.startswith("MIG ") else "--gpu-model"
         raise Infeasible(
-            f'asks model "{wanted}"; this host has {models}. Change --gpu-model.',
+            f'asks model "{wanted}"; this host has {models}. Change {option}.',
             {"gpu_model": wanted, "models": models},
         )
     return kinds
@@ -135,12 +136,6 @@ def _check_count(request: Request, kinds: list[CardKind]) -> None:
         )
 
 
-def _told_apart(size: int, other: int) -> str:
-    """The size, with as many digits as show that it is not the other one."""
-    text = bytes_text(size)
-    return text if text != bytes_text(other) else f"{size / MIB:.0f} MiB"
-
-
 def _admit_shared(
     request: Request, vram: int, kinds: list[CardKind], policy: Policy
 ) -> AdmittedRequest:
@@ -161,8 +156,8 @@ def _admit_shared(
         is_reserved = any(kind.capacity_bytes < kind.total_bytes for kind in kinds)
         beside = " beside what is the driver's" if is_reserved else ""
         raise Infeasible(
-            f"asks {_told_apart(vram, most)} on one GPU; the largest here has "
-            f"{_told_apart(most, vram)}{beside}. Lower --vram.",
+            f"asks {bytes_apart(vram, most)} on one GPU; the largest here has "
+            f"{bytes_apart(most, vram)}{beside}. Lower --vram.",
             {"vram_bytes": vram, "largest_bytes": most},
         )
     if sum(kind.count for kind in large) < request.gpus:

@@ -23,7 +23,7 @@ class HostCard:
 def parse_host(text: str, *, gpus_max: int, bare_unit: str = "") -> tuple[HostCard, ...]:
     """The cards of "COUNTxMEMORY", groups joined by "+", in that order; 1 to gpus_max of them.
 
-    `bare_unit` is the unit of a size without one; "" leaves it to parse_bytes. Raises Invalid.
+    `bare_unit` is the unit of a size without one; "" refuses it. Raises Invalid.
     """
     cards: list[HostCard] = []
     for part in text.replace(" ", "").split("+"):
@@ -36,6 +36,10 @@ def parse_host(text: str, *, gpus_max: int, bare_unit: str = "") -> tuple[HostCa
         if len(cards) + count > gpus_max:
             raise Invalid(
                 f"host {text!r} has {len(cards) + count} GPUs or more; the limit is {gpus_max}"
+            )
+        if not match[3] and not bare_unit:
+            raise Invalid(
+                f"host {text!r}: {match[2]!r} has no unit; did you mean {count}x{match[2]}G?"
             )
         size = f"{match[2]}{match[3] or bare_unit}".upper()
         cards += [HostCard(size, parse_bytes(size))] * count

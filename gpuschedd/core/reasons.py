@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from gpusched_client.terms import JobId, PendingReason
-from gpusched_client.units import bytes_text, duration_about
+from gpusched_client.units import bytes_apart, bytes_text, duration_about
 from gpuschedd.core.links import largest_set
 from gpuschedd.core.model import Gpu, GpuState, Reason, UserLimit
 from gpuschedd.core.timeline import Host, Need, Slot
@@ -33,13 +33,15 @@ def named(job_ids: Iterable[JobId]) -> str:
     return f"jobs {', '.join(shown[:-1])} and {shown[-1]}"
 
 
-def asks(need: Need) -> str:
-    """What a request needs, e.g. "2 GPUs with 18.5 GiB each"."""
+def asks(need: Need, beside_bytes: int = 0) -> str:
+    """What a request needs, e.g. "2 GPUs with 18.5 GiB each".
+
+    `beside_bytes` is an amount that stands beside it and must not look the same.
+    """
     what = plural(need.gpus, "whole GPU" if need.whole else "GPU")
     if not need.whole:
-        what += (
-            f" with {bytes_text(need.bytes)}{' each' if need.gpus > 1 else ''} (margin included)"
-        )
+        size = bytes_apart(need.bytes, beside_bytes)
+        what += f" with {size}{' each' if need.gpus > 1 else ''} (margin included)"
     if need.model is not None:
         what += f" of model {need.model}"
     return what + (" in one NVLink island" if need.nvlink and need.gpus > 1 else "")
@@ -55,17 +57,17 @@ def resources(
     ready = {slot.position for slot in host.fitting(need)}
     missing = [slot for slot in waits_for if slot.position not in ready]
     jobs = sorted({load.job_id for slot in missing for load in slot.loads})
-    text = f"needs {asks(need)}; {free} of {len(host.slots)} can take it now"
+    free_bytes = [s.headroom_bytes for s in host.eligible(need) if host.is_open_to(s, need)]
+    most = max(0, 0, *free_bytes)
+    text = f"needs {asks(need, most)}; {free} of {len(host.slots)} can take it now"
     if need.nvlink and free >= need.gpus > 1:
         joined = largest_set(slot.gpu for slot in host.fitting(need))
         text += f", at most {max(1, joined)} of them joined by NVLink"
     numbers: dict[str, int | float] = {"gpus": need.gpus, "free_gpus": free}
     if not need.whole:
         numbers["needed_bytes"] = need.bytes
-        free_bytes = [s.headroom_bytes for s in host.eligible(need) if host.is_open_to(s, need)]
         if free_bytes:
-            most = max(0, *free_bytes)
-            text += f", the most free on one is {bytes_text(most)}"
+            text += f", the most free on one is {bytes_apart(most, need.bytes)}"
             numbers["most_free_bytes"] = most
         else:
             text += ", none takes it beside the jobs that are there"

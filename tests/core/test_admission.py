@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gpusched_client.errors import Infeasible, Invalid
+from gpusched_client.units import MIB
 from gpuschedd.core.admission import admit, seen
 from gpuschedd.core.model import (
     GIB,
@@ -17,6 +18,7 @@ from gpuschedd.core.model import (
     Request,
     Topology,
 )
+from gpuschedd.core.timeline import model_matches
 from tests.support.core_builders import MARGIN, gpu, gpus
 
 POLICY = Policy()
@@ -113,3 +115,50 @@ def test_malformed_requests_name_the_field(request_: Request, path: str) -> None
 
 def test_cpu_only_jobs_are_always_feasible() -> None:
     assert admit(Request(0), FOUR, POLICY).request.gpus == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "text"),
+    [
+        (24 * GIB, "asks 24 GiB on one GPU; the largest here has 23.5 GiB"),
+        (24079 * MIB + 1, "asks 25248661505 bytes on one GPU"),
+        (24080 * MIB, "asks 24080 MiB on one GPU; the largest here has 24079 MiB"),
+    ],
+)
+def test_two_sizes_that_round_alike_are_told_apart(asked: int, text: str) -> None:
+    """497 MiB of 24 GiB are the driver's; what can be granted is what counts."""
+    card = gpu(0, total_bytes=24 * GIB, reserved_bytes=497 * MIB)
+    said = refused(Request(1, vram_bytes=asked), seen(Inventory(), [card]))
+    assert text in said
+    assert "beside what is the driver's. Lower --vram." in said
+
+
+A100, SMALL, MEDIA = (
+    "NVIDIA A100-SXM4-80GB",
+    "NVIDIA A100-SXM4-80GB MIG 1g.10gb",
+    "NVIDIA A100-SXM4-80GB MIG 1g.10gb+me",
+)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "models"),
+    [
+        ("a100", [A100, SMALL, MEDIA]),
+        ("1g.10gb", [SMALL]),
+        ("MIG 1g.10gb", [SMALL]),
+        ("mig 1G.10GB", [SMALL]),
+        ("1g.10gb+me", [MEDIA]),
+        ("MIG 1g.10gb+me", [MEDIA]),
+        ("2g.20gb", []),
+        ("SXM4", [A100, SMALL, MEDIA]),
+    ],
+)
+def test_a_profile_is_a_whole_word_and_a_model_a_part_of_a_name(
+    wanted: str, models: list[str]
+) -> None:
+    assert [each for each in (A100, SMALL, MEDIA) if model_matches(wanted, each)] == models
+    assert not model_matches("2g.20gb", "NVIDIA A100 MIG 1c.2g.20gb")
+
+
+def test_who_asks_for_a_profile_that_is_not_here_is_told_the_option() -> None:
+    assert "Change --mig." in refused(Request(1, gpu_model="MIG 1g.10gb"))

@@ -29,11 +29,19 @@ def test_a_host_is_written_as_groups_of_cards() -> None:
     ]
 
 
-@pytest.mark.parametrize("text", ["", "4", "x24G", "0x24G", "4x", "4x24Q", "2x80G+", "9999x1G"])
+@pytest.mark.parametrize(
+    "text", ["", "4", "x24G", "0x24G", "4x", "4x24Q", "2x80G+", "9999x1G", "4x24"]
+)
 def test_a_host_that_is_none_says_how_to_write_one(text: str) -> None:
     """The error names the value and the form."""
     with pytest.raises(Invalid):
         simulated_inventory(text)
+
+
+def test_a_size_without_a_unit_is_refused_with_what_was_meant() -> None:
+    """As everywhere else: 24 would be 24 MiB."""
+    with pytest.raises(Invalid, match=r"'24' has no unit; did you mean 4x24G\?"):
+        simulated_inventory("2x80G+4x24")
 
 
 def test_gpus_left_alone_take_no_job(tmp_path: Path) -> None:
