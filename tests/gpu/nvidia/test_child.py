@@ -50,20 +50,24 @@ def test_a_driver_that_is_slow_on_every_gpu_is_waited_for(driver: FakeDriver, gp
     """No GPU takes longer than it may, so none is to blame that all together do."""
     for index in (1, 2, 3):
         another(driver, index)
-    source = gpus(sweep_deadline_s=2.0)
+    source = gpus(sweep_deadline_s=4.0)
     source.sample()
-    driver.add("delay nvmlDeviceGetMemoryInfo_v2 * 800")
+    driver.add("delay nvmlDeviceGetMemoryInfo_v2 * 1100")
     assert [reading.fault for reading in source.sample().readings] == [None] * 4
 
 
 def test_a_gpu_whose_every_call_is_slow_is_to_blame(driver: FakeDriver, gpus: Open) -> None:
-    """None of its calls takes as long as the deadline, and together they hold up the others."""
+    """None of its calls takes as long as the deadline, and together they hold up the others.
+
+    A health check makes so many that it lasts several deadlines: a host that is busy, and looks a
+    second too late, finds it at it still.
+    """
     another(driver)
     source = gpus(sweep_deadline_s=2.0)
     source.sample()
-    driver.add("delay * 1 1200")
+    driver.add("delay * 1 1100")
     with pytest.raises(GpuSourceDown, match=r"within 2 s in nvml\w+ on GPU 1"):
-        source.sample()
+        source.sample(health=True)
 
 
 def test_a_child_that_does_not_die_is_never_joined_by_a_second(
