@@ -52,6 +52,8 @@ def _check_directory(cwd: bytes) -> None:
         mode = os.stat(cwd).st_mode
     except OSError as error:
         cure = "make it first" if error.errno in (2, 20) else "name another with -D"
+        if b"$" in cwd:
+            cure = "a $ is not expanded here; write it out, or as ~/"
         raise Invalid(
             f"directory {shown(cwd)}: {_reason(error)}; {cure}", {"path": "cwd"}
         ) from error
@@ -110,6 +112,10 @@ class _Program:
             self._check_env(argv[1:], b"env")
         elif name in _WRAPPERS:
             rest = _behind_options(argv[1:])
+            if rest:
+                self._check_command(rest)
+        elif name == b"timeout":
+            rest = _behind_duration(argv[1:])
             if rest:
                 self._check_command(rest)
         else:
@@ -256,6 +262,18 @@ def _behind_options(words: tuple[bytes, ...]) -> tuple[bytes, ...]:
         else:
             return ()
     return words
+
+
+def _behind_duration(words: tuple[bytes, ...]) -> tuple[bytes, ...]:
+    """What follows `-k 10 -s KILL 2h`; nothing where an option is another one."""
+    while words and words[0].startswith(b"-"):
+        if words[0] in (b"-k", b"-s"):
+            words = words[2:]
+        elif re.fullmatch(rb"-[ks].+|--(kill-after|signal)=.*|--foreground|-v|--verbose", words[0]):
+            words = words[1:]
+        else:
+            return ()
+    return words[1:]
 
 
 def _refused(text: str) -> Invalid:

@@ -394,6 +394,8 @@ def _gres_gpus(given: Given) -> list[_Gpus]:
             found.append(_gres_gpu(given, item))
         elif item.lower() == "none":
             found.append(_Gpus(given, 0, None))
+        elif name.lower().startswith("gpu"):
+            raise given.refuse("is not understood; write gpu:COUNT or gpu:MODEL:COUNT")
     if len(found) > 1:
         raise given.refuse("names several kinds of GPUs; a job gets one kind")
     return found

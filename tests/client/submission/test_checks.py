@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import os
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ from gpusched_client import Client, job_request
 from gpusched_client.errors import Invalid
 from tests.client.fake_server import FakeServer, Handler
 
+NOBODY = 65_534
 Serve = Callable[[dict[str, Handler]], FakeServer]
 
 
@@ -56,6 +60,7 @@ def refusal(argv: list[str] | None = None, **keywords: Any) -> str:
         (["cd", "/data"], "a shell line goes with -c"),
         (["source", "venv/bin/activate"], "a shell line goes with -c"),
         (["A=1", "python3", "t.py"], "A=1 goes before gsub or through env: gsub env A=1 python3"),
+        (["timeout", "-k", "5", "2h", "train.py"], "write ./train.py or python3 train.py"),
         (["train.py"], "write ./train.py or python3 train.py"),
         (["./train.py"], "not executable; write python3"),
         (["trian.sh"], "did you mean ./train.sh?"),
@@ -172,16 +177,52 @@ def test_a_place_that_can_be_written_is_taken(where: dict[str, str]) -> None:
     assert job_request(["true"], check=True, **where).checked  # type: ignore[arg-type]
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-@pytest.mark.usefixtures("here")
-def test_a_place_that_may_not_be_written_is_refused() -> None:
-    Path("programs").chmod(0o500)
-    assert "may not write into" in refusal(["true"], output="programs/out")
-    Path("README.md").chmod(0o400)
-    assert "may not write to it" in refusal(["true"], output="README.md")
-    Path("programs").chmod(0o000)
-    assert "may not enter" in refusal(["true"], cwd="programs")
-    Path("programs").chmod(0o700)
+@pytest.fixture
+def open_place() -> Iterator[Path]:
+    """A directory that every user may enter, as pytest's own are not."""
+    with tempfile.TemporaryDirectory(prefix="gpusched-test-") as name:
+        os.chmod(name, 0o755)
+        yield Path(name)
+
+
+def refusals_of_a_user(*asked: dict[str, str]) -> list[str]:
+    """The refusals that somebody who is not root gets: root becomes nobody, in a child."""
+    cures = importlib.import_module("gpusched_client.submission.cures")  # nobody may not read it
+    assert cures
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            if os.geteuid() == 0:
+                os.setgroups([])
+                os.setresgid(NOBODY, NOBODY, NOBODY)
+                os.setresuid(NOBODY, NOBODY, NOBODY)
+            texts = [refusal(["true"], **keywords) for keywords in asked]
+            os.write(write, json.dumps(texts).encode())
+        finally:
+            os._exit(0)  # what failed is missing in the pipe
+    os.close(write)
+    with open(read) as pipe:
+        said = pipe.read()
+    os.waitpid(child, 0)
+    found: list[str] = json.loads(said)
+    return found
+
+
+def test_a_place_that_may_not_be_written_is_refused(open_place: Path) -> None:
+    """Also by root's own run of this test, for whom nothing is closed."""
+    for name, mode in (("closed", 0o555), ("barred", 0o000)):
+        (open_place / name).mkdir()
+        (open_place / name).chmod(mode)
+    (open_place / "kept.log").touch(0o444)
+    into, onto, within = refusals_of_a_user(
+        {"cwd": str(open_place), "output": "closed/out"},
+        {"cwd": str(open_place), "output": "kept.log"},
+        {"cwd": str(open_place / "barred")},
+    )
+    assert "may not write into" in into
+    assert "may not write to it" in onto
+    assert "may not enter" in within
 
 
 def test_the_home_directory_is_written_as_a_tilde(here: Path) -> None:
