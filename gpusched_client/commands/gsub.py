@@ -274,12 +274,22 @@ def _misplaced(words: Sequence[str]) -> Iterator[str]:
         if word == "--":
             return
         name = word.partition("=")[0] if word.startswith("--") else word[:2]
-        if name in known and (word.startswith("--") or len(word) == 2 or word[2:].isalnum()):
+        is_short = not word.startswith("--")
+        is_ours = name in known and (not is_short or len(word) == 2 or word[2:].isalnum())
+        if is_ours or (not is_short and _is_slurms(name)):
             yield (
                 f"{word} stands behind the script and goes to it, not to gsub; gsub's own options "
                 "stand before it"
             )
             return
+
+
+def _is_slurms(name: str) -> bool:
+    """Whether it would change the job as an option of Slurm that gsub takes, or refuses."""
+    from gpusched_client.submission.slurm_options import BY_NAME, Fate
+
+    option = BY_NAME.get(name)
+    return option is not None and option.fate is not Fate.HARMLESS
 
 
 def _in_our_words(error: Invalid, options: dict[str, Any]) -> Invalid:

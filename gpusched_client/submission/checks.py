@@ -97,6 +97,8 @@ class _Program:
             self._check_first_line(request.script, source)
             if is_shells(request.script):
                 self._check_text(request.script, source)
+        elif request.shell is not None:
+            self._check_text(request.shell, b"the shell line")
         elif request.argv is not None:
             self._check_command(request.argv)
 

@@ -16,7 +16,7 @@ from gpusched_client import Client, job_request
 from gpusched_client.errors import Invalid
 from tests.client.fake_server import FakeServer, Handler
 
-NOBODY = 65_534
+NOBODY = 65_534  # any uid that is not root's
 Serve = Callable[[dict[str, Handler]], FakeServer]
 
 
@@ -223,6 +223,17 @@ def test_a_place_that_may_not_be_written_is_refused(open_place: Path) -> None:
     assert "may not write into" in into
     assert "may not write to it" in onto
     assert "may not enter" in within
+
+
+def test_a_line_that_was_read_from_a_file_of_windows_is_refused() -> None:
+    """As a script is: the shell would go to a directory whose name ends in CR."""
+    text = refusal(shell="cd /tmp\r\nls\r\n")
+    assert text.startswith("line 1 of the shell line ends in CR")
+    assert job_request(shell="printf 'a\r'", check=True).checked
+
+
+def test_a_directory_with_a_dollar_is_not_advised_to_be_made() -> None:
+    assert "a $ is not expanded here; write it out, or as ~/" in refusal(["true"], cwd="$HOME/x")
 
 
 def test_the_home_directory_is_written_as_a_tilde(here: Path) -> None:
