@@ -14,6 +14,7 @@ from gpusched_client import __version__, paths
 from gpusched_client.errors import GpuschedError
 from gpusched_client.terms import Launch
 from gpuschedd.config.toml import ConfigError, changed_keys
+from gpuschedd.config.values import host
 from gpuschedd.daemon import Options, read_config, run
 from gpuschedd.exits import EX_CONFIG
 from gpuschedd.replay.command import replay
@@ -61,6 +62,7 @@ def cli(
         _check_is_alone()
     extra = list(overrides)
     if simulate is not None:
+        _check_host(simulate)
         extra.append(f'simulate="{simulate}"')
     if gpus is not None:
         names = [name if name.isdecimal() else f'"{name}"' for name in gpus.split(",") if name]
@@ -85,6 +87,13 @@ def cli(
             err=True,
         )
     sys.exit(run(options))
+
+
+def _check_host(text: str) -> None:
+    try:
+        host(text)
+    except ValueError as error:
+        _refuse(f"--simulate: {error}")
 
 
 def _check_is_alone() -> None:

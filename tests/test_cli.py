@@ -68,3 +68,14 @@ def test_who_has_no_home_names_the_places(
     words = ("--socket", "/x/s", "--state-dir", "/x", "--config", "/dev/null")
     assert typed(*words).exit_code == 0
     assert len(started) == 1
+
+
+@pytest.mark.parametrize("host", ["4x24", "4x", "0x24G", "2x80G+4x24"])
+def test_a_simulated_host_that_is_none_is_refused_in_the_words_of_its_option(
+    started: list[Options], host: str
+) -> None:
+    """Not as a key of the configuration, which nobody wrote."""
+    refused = typed("--simulate", host)
+    assert refused.exit_code == 78
+    assert refused.output.startswith(f"gpuschedd: --simulate: host '{host}': ")
+    assert started == []
