@@ -65,7 +65,7 @@ def _promised(facts: Facts, clock: Clock) -> str:
 
 
 def _promise_ended(facts: Facts, _clock: Clock) -> str:
-    why = str(facts.get("exception") or "").replace("_", " ")
+    why = str(facts.get("why") or facts.get("exception") or "").replace("_", " ")
     return f"the promise was {facts.get('outcome', 'ended')}{f': {why}' if why else ''}"
 
 

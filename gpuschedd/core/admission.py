@@ -115,14 +115,15 @@ def _check_count(request: Request, kinds: list[CardKind]) -> None:
     if request.gpus > 1:
         kinds = [kind for kind in kinds if not kind.is_slice]
     count = sum(kind.count for kind in kinds)
-    if slices and count < request.gpus <= count + slices:
+    what = "" if request.gpu_model is None else f" of model {request.gpu_model}"
+    if slices and count < request.gpus and (not count or request.gpus <= count + slices):
         raise Infeasible(
-            f"asks {plural(request.gpus, 'GPU')}; this host has {count} whole GPUs and {slices} "
-            "MIG slices, and one process can use one slice only. Submit a job for each slice.",
+            f"asks {plural(request.gpus, 'GPU')}; this host has {plural(count, 'whole GPU')} and "
+            f"{plural(slices, 'MIG slice')}{what}, and one process can use one slice only. "
+            "Submit a job for each slice.",
             {"gpus": request.gpus, "gpus_here": count, "slices_here": slices},
         )
     if request.gpus > count:
-        what = "" if request.gpu_model is None else f" of model {request.gpu_model}"
         raise Infeasible(
             f"asks {plural(request.gpus, 'GPU')}; this host has {count}{what}. Lower --gpus.",
             {"gpus": request.gpus, "gpus_here": count},

@@ -162,3 +162,11 @@ def test_a_profile_is_a_whole_word_and_a_model_a_part_of_a_name(
 
 def test_who_asks_for_a_profile_that_is_not_here_is_told_the_option() -> None:
     assert "Change --mig." in refused(Request(1, gpu_model="MIG 1g.10gb"))
+
+
+def test_several_slices_of_a_profile_are_refused_with_how_many_there_are() -> None:
+    """They are there, and more of them would not help: one process can use one."""
+    host = seen(Inventory(), [gpu(0), gpu(100, model=SMALL, is_slice=True)])
+    text = refused(Request(3, gpu_model="MIG 1g.10gb"), host)
+    assert "has 0 whole GPUs and 1 MIG slice of model MIG 1g.10gb, and one process" in text
+    assert text.endswith("Submit a job for each slice.")

@@ -35,6 +35,11 @@ GIB = 2**30
             {"outcome": "lost", "exception": "gpu_drained"},
             "the promise was lost: gpu drained",
         ),
+        (
+            "promise_ended",
+            {"outcome": "lost", "exception": "gpu_drained", "why": "GPU 3 drained (fan)"},
+            "the promise was lost: GPU 3 drained (fan)",
+        ),
         ("job_placed", {"gpus": [0, 3]}, "placed on GPU 0, 3"),
         ("job_placed", {"gpus": []}, "placed, without a GPU"),
         ("job_started", {}, "started"),
