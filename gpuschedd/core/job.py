@@ -6,6 +6,7 @@ The controller alone calls `advance`; an unlisted move is a bug of ours and rais
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from gpusched_client.terms import Cause, HoldKind, JobId, JobState
 from gpuschedd.core.model import Grant, Request
@@ -21,6 +22,13 @@ class CancelOrder:
     by: str
     at_s: float  # Unix time
     reason: str | None = None
+
+
+class Awaited(NamedTuple):
+    """Whose jobs wait, and for what."""
+
+    uid: int
+    place: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,47 +7,23 @@ wait for the same place. Judged inside a batch like any order; no I/O.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import islice
 
-from gpusched_client.terms import Cause, EventKind, JobState
-from gpuschedd.core.job import Dropped, EnvironmentWait, Gone, Job, NeverRan
+from gpusched_client.terms import Cause, EventKind, JobId, JobState
+from gpuschedd.core.job import Awaited, Dropped, EnvironmentWait, Gone, Job, NeverRan
 from gpuschedd.jobs.batch import Batch
 
 PROBE_AFTER_S = (5.0, 15.0, 60.0, 300.0)  # after the 1st, 2nd, 3rd, each later look
 
 
-class Awaited(NamedTuple):
-    """Whose jobs wait, and for what."""
-
-    uid: int
-    place: str
+JOBS_PER_BATCH = 200  # jobs that one batch changes: others' commands have their turns between
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
-    """The jobs of a user that wait for one place, oldest first, and when it is looked for again."""
-
-    awaited: Awaited
-    jobs: tuple[Job, ...]
-    next_try_s: float
-
-
-def groups_of(jobs: Iterable[Job]) -> dict[Awaited, Group]:
-    """Of the jobs that wait for their environment; held ones wait for somebody first."""
-    found: dict[Awaited, list[Job]] = defaultdict(list)
-    for job in jobs:
-        if job.environment is not None and job.state is JobState.PENDING and job.hold is None:
-            found[Awaited(job.uid, job.environment.place)].append(job)
-    return {awaited: _group(awaited, waiting) for awaited, waiting in found.items()}
-
-
-def _group(awaited: Awaited, jobs: list[Job]) -> Group:
-    jobs.sort(key=lambda job: job.job_id)
-    waits = (job.environment for job in jobs if job.environment is not None)
-    return Group(awaited, tuple(jobs), min(wait.next_try_s for wait in waits))
+def next_try_s(waiting: Mapping[JobId, float]) -> float:
+    """Of the jobs that wait for one place. The newest look is kept on one of them alone."""
+    return max(waiting.values())
 
 
 def lost_at_start(batch: Batch, job: Job, place: str, fault: str) -> None:
@@ -63,38 +39,64 @@ def lost_at_start(batch: Batch, job: Job, place: str, fault: str) -> None:
         batch.emit(EventKind.JOB_ENDED, ended, state=str(ended.state), detail=fault)
         return
     wait = EnvironmentWait(place, fault, batch.now_s, batch.now_s + PROBE_AFTER_S[0])
+    others = batch.state.awaiting.get(Awaited(job.uid, place), {})
+    if others:  # that wait for the same already: it is looked for as often
+        known = batch.state.jobs[max(others, key=lambda job_id: others[job_id])].environment
+        assert known is not None, "it is one of those that wait"
+        wait = replace(wait, tries=known.tries, next_try_s=known.next_try_s)
     after = batch.advance(job, NeverRan(same_attempt=True, environment=wait))
     batch.emit(EventKind.JOB_REQUEUED, after, error=fault)
 
 
 def found_again(batch: Batch, awaited: Awaited) -> None:
-    """A probe found the place: its jobs go on."""
-    for job in _waiting(batch, awaited):
+    """A probe found the place: its jobs go on, so many at a time."""
+    for job in islice(_waiting(batch, awaited), JOBS_PER_BATCH):
         batch.put(replace(job, environment=None))
         batch.emit(EventKind.JOB_RELEASED, job, place=awaited.place)
 
 
 def still_lost(batch: Batch, awaited: Awaited, fault: str | None) -> None:
-    """A probe did not find it, or (None) could not be made. Whoever waited too long fails."""
-    patience_s = batch.state.config.jobs.environment_patience_s
-    for job in _waiting(batch, awaited):
-        wait = job.environment
-        assert wait is not None, "it is one of those that wait"
-        if fault is not None and batch.now_s - wait.since_s >= patience_s:
+    """A probe did not find it, or (None) could not be made. Whoever waited too long fails.
+
+    So many at a time; once nobody is left who did, the next look is written down.
+    """
+    if fault is not None:
+        expired = [job for job in _waiting(batch, awaited) if _is_over(batch, job)]
+        for job in expired[:JOBS_PER_BATCH]:
             _give_up(batch, job, fault)
-            continue
-        tries = wait.tries + (fault is not None)
-        after_s = PROBE_AFTER_S[min(tries, len(PROBE_AFTER_S) - 1)]
-        after = replace(
-            wait, fault=fault or wait.fault, tries=tries, next_try_s=batch.now_s + after_s
-        )
-        batch.put(replace(job, environment=after))
+        if expired:
+            return
+    last = max(_waiting(batch, awaited), key=_last_looked, default=None)
+    if last is None or last.environment is None:
+        return
+    tries = last.environment.tries + (fault is not None)
+    after_s = PROBE_AFTER_S[min(tries, len(PROBE_AFTER_S) - 1)]
+    wait = replace(
+        last.environment,
+        fault=fault or last.environment.fault,
+        tries=tries,
+        next_try_s=batch.now_s + after_s,
+    )
+    batch.put(replace(last, environment=wait))
 
 
-def _waiting(batch: Batch, awaited: Awaited) -> tuple[Job, ...]:
-    found = (batch.job(job_id) for job_id in batch.state.awaiting)
-    group = groups_of(job for job in found if job is not None).get(awaited)
-    return () if group is None else group.jobs
+def _waiting(batch: Batch, awaited: Awaited) -> Iterator[Job]:
+    for job_id in batch.state.awaiting.get(awaited, {}):
+        job = batch.job(job_id)
+        wait = job.environment if job is not None else None
+        if job is None or wait is None or Awaited(job.uid, wait.place) != awaited:
+            continue  # changed by an earlier command of this batch
+        if job.state is JobState.PENDING and job.hold is None:
+            yield job
+
+
+def _last_looked(job: Job) -> float:
+    return 0.0 if job.environment is None else job.environment.next_try_s
+
+
+def _is_over(batch: Batch, job: Job) -> bool:
+    patience_s = batch.state.config.jobs.environment_patience_s
+    return job.environment is not None and batch.now_s - job.environment.since_s >= patience_s
 
 
 def _give_up(batch: Batch, job: Job, fault: str) -> None:

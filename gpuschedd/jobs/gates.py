@@ -145,8 +145,8 @@ class EnvironmentGate(Gate):
         waited_s, next_s = now_s - wait.since_s, max(0.0, wait.next_try_s - now_s)
         return Reason(
             PendingReason.ENVIRONMENT,
-            f"missing for {duration_about(waited_s)}, looked for again in "
-            f"{duration_about(next_s)}: {wait.fault}",
+            f"missing for {duration_about(waited_s)}, looked for again "
+            f"{f'in {duration_about(next_s)}' if next_s else 'with other jobs'}: {wait.fault}",
             {"tries": wait.tries, "waited_s": waited_s, "wait_s": next_s},
         )
 

@@ -9,11 +9,11 @@ from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gpusched_client.terms import GpuUuid, JobId
+from gpusched_client.terms import GpuUuid, JobId, JobState
 from gpuschedd.config.keys import Config
 from gpuschedd.core import admission
 from gpuschedd.core.fairshare import Accounts
-from gpuschedd.core.job import Job
+from gpuschedd.core.job import Awaited, Job
 from gpuschedd.core.model import (
     Backfill,
     Gpu,
@@ -77,7 +77,9 @@ class State:
     user_of: dict[int, str] = field(default_factory=dict)  # login names of those with jobs
     holding: set[JobId] = field(default_factory=set)  # jobs that hold GPUs or a CPU slot
     delayed: set[JobId] = field(default_factory=set)  # jobs with a begin time or a back-off
-    awaiting: set[JobId] = field(default_factory=set)  # jobs that wait for their environment
+    #: Jobs that wait for their environment, by what they wait for, and when it is looked for again.
+    awaiting: dict[Awaited, dict[JobId, float]] = field(default_factory=dict)
+    awaited_by: dict[JobId, Awaited] = field(default_factory=dict)
     gpus: tuple[Gpu, ...] = ()
     gpu_rows: dict[GpuUuid, GpuRow] = field(default_factory=dict)
     health: Mapping[GpuUuid, Remembered] = field(default_factory=dict)  # as committed
@@ -124,13 +126,26 @@ class State:
         for members, belongs in (
             (self.holding, job.holds_gpus),
             (self.delayed, is_timed(job)),
-            (self.awaiting, job.environment is not None and not job.is_final),
         ):
             if belongs:
                 members.add(job.job_id)
             else:
                 members.discard(job.job_id)
+        self._index_wait(job)
         self.user_of[job.uid] = job.user
+
+    def _index_wait(self, job: Job) -> None:
+        before = self.awaited_by.pop(job.job_id, None)
+        if before is not None:
+            del self.awaiting[before][job.job_id]
+            if not self.awaiting[before]:
+                del self.awaiting[before]
+        wait = job.environment
+        # A held one waits for somebody first.
+        if wait is not None and job.state is JobState.PENDING and job.hold is None:
+            awaited = Awaited(job.uid, wait.place)
+            self.awaiting.setdefault(awaited, {})[job.job_id] = wait.next_try_s
+            self.awaited_by[job.job_id] = awaited
 
     def gpu_index_of(self) -> dict[GpuUuid, int]:
         """Display index of each GPU ever seen."""

@@ -9,15 +9,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 
 from gpusched_client.terms import JobId
-from gpuschedd.core.attempt import AttemptReport
-from gpuschedd.core.job import Job
+from gpuschedd.core.attempt import AttemptReport, EndedRecord
+from gpuschedd.core.job import Awaited, Job
+from gpuschedd.core.model import NEVER_S
 from gpuschedd.gpu.attribution import JobKey
-from gpuschedd.jobs import environments
+from gpuschedd.jobs.batch import Batch
 from gpuschedd.jobs.controller import Controller
-from gpuschedd.jobs.environments import Awaited, Group
+from gpuschedd.jobs.environments import found_again, next_try_s, still_lost
 from gpuschedd.run.launches import LaunchPlan, MakePlan
 from gpuschedd.run.runner import Runner
 from gpuschedd.supervisor.records import display
@@ -26,6 +28,9 @@ log = logging.getLogger(__name__)
 
 PROBE_ATTEMPT = 0  # no job's own, so that no directory is anybody else's
 PROBES_MAX = 8  # at once; each is a process for a moment, or for its set-up's deadline
+PROBES_PER_UID_MAX = 2  # or the dead mount of one user would keep all others waiting
+
+Judged = Callable[[Batch], None]
 
 
 class Prober:
@@ -39,7 +44,7 @@ class Prober:
         self._runner = runner
         self._plan = plan
         self._running: dict[JobId, Awaited] = {}  # by the job that stands for the others
-        self._judged: set[Awaited] = set()  # what was found is not on record yet
+        self._found: dict[Awaited, _Found] = {}  # until all of it is on record
         self._timer: asyncio.TimerHandle | None = None
 
     def follow(self) -> None:
@@ -48,24 +53,42 @@ class Prober:
             self._timer.cancel()
             self._timer = None
         now_s = self._controller.clock.now_s()
-        groups = self._groups()
-        self._judged &= {group.awaited for group in groups if group.next_try_s <= now_s}
-        idle = [group for group in groups if not self._is_asked(group.awaited)]
+        times = self._times()
+        for awaited, found in list(self._found.items()):
+            if times.get(awaited, NEVER_S) > now_s:
+                del self._found[awaited]  # all of it is on record
+            elif found.is_judged:
+                self._post(found)  # the next slice of its jobs
+        idle = [at_s for awaited, at_s in times.items() if self._may_ask(awaited)]
         if idle and len(self._running) < PROBES_MAX:
-            delay_s = max(0.0, min(group.next_try_s for group in idle) - now_s)
+            delay_s = max(0.0, min(idle) - now_s)
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._probe_due)
 
-    def _is_asked(self, awaited: Awaited) -> bool:
-        return awaited in self._judged or awaited in self._running.values()
+    def _may_ask(self, awaited: Awaited) -> bool:
+        under_way = [each.uid for each in self._running.values()].count(awaited.uid)
+        is_asked = awaited in self._found or awaited in self._running.values()
+        return not is_asked and under_way < PROBES_PER_UID_MAX
+
+    def _times(self) -> dict[Awaited, float]:
+        """When each place is looked for again."""
+        awaiting = self._controller.state.awaiting
+        return {awaited: next_try_s(jobs) for awaited, jobs in awaiting.items()}
+
+    def _post(self, found: _Found) -> None:
+        found.is_judged = False
+
+        def judge(batch: Batch) -> None:
+            found.is_judged = True
+            found.change(batch)
+
+        self._controller.post(judge)
 
     def waits_already(self, job: Job, cwd: bytes) -> str | None:
         """What another job of the same user found missing of what this one needs as well."""
-        place = f"directory {display(cwd)}"
-        for group in self._groups():
-            first = group.jobs[0].environment
-            if group.awaited == (job.uid, place) and first is not None:
-                return first.fault
-        return None
+        state = self._controller.state
+        jobs = state.awaiting.get(Awaited(job.uid, f"directory {display(cwd)}"))
+        wait = state.jobs[next(iter(jobs))].environment if jobs else None
+        return None if wait is None else wait.fault
 
     def takes(self, report: AttemptReport) -> bool:
         """Whether this is a probe's report; then it is dealt with."""
@@ -75,24 +98,20 @@ class Prober:
             self._conclude(report)
         return True
 
-    def _groups(self) -> list[Group]:
-        state = self._controller.state
-        waiting = (state.jobs[job_id] for job_id in state.awaiting)
-        return list(environments.groups_of(waiting).values())
-
     def _probe_due(self) -> None:
         self._timer = None
         now_s = self._controller.clock.now_s()
-        due = [group for group in self._groups() if group.next_try_s <= now_s]
-        for group in sorted(due, key=lambda group: group.next_try_s):
-            if not self._is_asked(group.awaited) and len(self._running) < PROBES_MAX:
-                self._begin(group)
+        due = [(at_s, awaited) for awaited, at_s in self._times().items() if at_s <= now_s]
+        for _at_s, awaited in sorted(due):
+            if self._may_ask(awaited) and len(self._running) < PROBES_MAX:
+                self._begin(awaited)
         self.follow()
 
-    def _begin(self, group: Group) -> None:
-        job = group.jobs[0]
-        self._running[job.job_id] = group.awaited
-        log.info("probe job=%d place=%s", job.job_id, group.awaited.place)
+    def _begin(self, awaited: Awaited) -> None:
+        state = self._controller.state
+        job = state.jobs[min(state.awaiting[awaited])]
+        self._running[job.job_id] = awaited
+        log.info("probe job=%d place=%s", job.job_id, awaited.place)
         self._runner.launch(_key(job.job_id), job.uid, self._maker(job))
 
     def _maker(self, job: Job) -> MakePlan:
@@ -108,16 +127,36 @@ class Prober:
         if end is None and seen is not None and seen.supervisor_alive:
             return  # it has begun
         awaited = self._running.pop(report.job_id)
-        self._judged.add(awaited)
-        if end is not None and not end.is_of_environment:
-            change = partial(environments.found_again, awaited=awaited)
-        else:
-            fault = report.launch_error if report.place is not None else None
-            fault = end.reason if end is not None else fault
-            change = partial(environments.still_lost, awaited=awaited, fault=fault)
-        self._controller.post(lambda batch: change(batch))
+        found = self._found[awaited] = _Found(_change_by(report, end, awaited))
+        self._post(found)
         self._runner.forget(_key(report.job_id))
         self.follow()
+
+
+@dataclass(slots=True)
+class _Found:
+    """What a probe found, to be written down slice by slice."""
+
+    change: Judged
+    is_judged: bool = False  # the last slice that was posted
+
+
+def _change_by(report: AttemptReport, end: EndedRecord | None, awaited: Awaited) -> Judged:
+    """What a probe says of the place; of another one that it lacked it says nothing."""
+    if end is not None:
+        fault = end.reason if end.is_of_environment else None
+        place = end.place if end.is_of_environment else None
+    else:
+        fault, place = report.launch_error, report.place
+    if place is not None and place != awaited.place:
+        place = None  # it stands for itself there, and its launch will say so
+    elif place is None and end is None and not report.account_gone:
+        # It could not be made. What does not pass by itself counts as not found.
+        fault = None if report.deferred or report.storage_error is not None else fault
+        return partial(still_lost, awaited=awaited, fault=fault)
+    if place is None:
+        return partial(found_again, awaited=awaited)
+    return partial(still_lost, awaited=awaited, fault=fault)
 
 
 def _key(job_id: JobId) -> JobKey:
