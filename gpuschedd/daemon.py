@@ -63,6 +63,7 @@ from gpuschedd.system.capabilities import check_launch
 from gpuschedd.system.clock import Clock, SchedulerClock, SystemClock
 from gpuschedd.system.listening import Door, Doors
 from gpuschedd.system.sd_notify import ServiceManager, is_activated, passed_socket
+from gpuschedd.system.tasks import kept_up
 from gpuschedd.system.threads import started_pool
 
 log = logging.getLogger("gpuschedd")
@@ -238,15 +239,16 @@ class Daemon:
         helpers: list[asyncio.Future[Any]] = [starting]
         if starting.done():
             starting.result()
-            helpers += [
-                asyncio.ensure_future(self.upkeep.forget_regularly()),
-                asyncio.ensure_future(self.upkeep.check_regularly()),
-                asyncio.ensure_future(self.dispatcher.look_regularly()),
-                asyncio.ensure_future(self._keep_places()),
-                asyncio.ensure_future(self._feed_watchdog()),
-                asyncio.ensure_future(self._look_for_accounts()),
-                asyncio.ensure_future(self._look_for_names()),
-            ]
+            regular = (
+                self.upkeep.forget_regularly,
+                self.upkeep.check_regularly,
+                self.dispatcher.look_regularly,
+                self._keep_places,
+                self._feed_watchdog,
+                self._look_for_accounts,
+                self._look_for_names,
+            )
+            helpers += [asyncio.ensure_future(kept_up(work)) for work in regular]
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         self.manager.send("STOPPING=1")
         for task in (*helpers, *ends - {looping}):
@@ -351,10 +353,11 @@ class Daemon:
             raise Invalid(f"the configuration was not changed: {error}") from error
         changed = changed_keys(self.settings, fresh)
         self.settings = fresh
-        broken = await self.controller.broken_by_config(fresh)
+        voided = self.controller.reconfigure(fresh)
         self.auth.forget()
         self.server.follow(fresh.limits)
         self.monitor.reconfigure()
+        broken = await self.controller.broken_by_config(voided)
         log.info("reloaded changed=%s", ",".join(changed))
         await self._look_for_names()
         shown = [f"{key} (from the next start)" if key in READ_AT_START else key for key in changed]

@@ -65,6 +65,8 @@ def _read(path: Path, others_may: int) -> str:
             _check_file(path, os.fstat(file.fileno()), others_may)
             return file.read(CONFIG_BYTES_MAX + 1).decode("utf-8")
     except FileNotFoundError:
+        if others_may != 0o777:
+            _check_place(path, others_may)  # who may write there has taken it away
         return ""
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
@@ -92,8 +94,12 @@ def _check_file(path: Path, found: os.stat_result, others_may: int) -> None:
 
 def _check_place(path: Path, others_may: int) -> None:
     """Refuse a directory on the way in which others could put another file in its place."""
-    for directory in path.resolve().parents:
-        found = directory.stat()
+    # Of a link both the place where it lies and the one that it leads to.
+    for directory in (*path.absolute().parents, *path.resolve().parents):
+        try:
+            found = directory.stat()
+        except FileNotFoundError:
+            continue
         mode = stat.S_IMODE(found.st_mode)
         if found.st_uid not in (0, os.geteuid()) and not others_may & 0o020:
             raise ConfigError(

@@ -43,6 +43,7 @@ class Batch:
         self.payloads: dict[JobId, Payload] = {}
         self.rested: set[JobId] = set()  # jobs whose age begins again
         self.fronted: dict[JobId, None] = {}  # put before their user's others, the last one first
+        self.keeps_time = False  # the clock alone is worth a commit
         self.voided: dict[JobId, PromiseException | None] = {}  # promises that end by a change
         self.events: list[Event] = []
         self.audits: list[AuditRow] = []
@@ -68,6 +69,7 @@ class Batch:
         for job_id in child.fronted:
             self.put_in_front(job_id)
         self.voided |= child.voided
+        self.keeps_time = self.keeps_time or child.keeps_time
         self.events += child.events
         self.audits += child.audits
         self.gpu_rows.update(child.gpu_rows)
@@ -195,6 +197,7 @@ class Batch:
         changes.health = self.health
         changes.accounts.update(self.accounts)
         changes.attempts += self.attempts
+        changes.keeps_time = self.keeps_time
 
 
 def apply(state: State, batch: Batch) -> None:

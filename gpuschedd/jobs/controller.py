@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -416,35 +416,52 @@ class Controller:
         self.state.rebuild_queues(now_s)
         self.hold_by_config()
 
-    def hold_by_config(self) -> None:
-        """Hold the jobs of users whom the configuration bars, release those it no longer bars."""
+    def hold_by_config(self, voided: set[JobId] | None = None) -> None:
+        """Hold the jobs of users whom the configuration bars, release those it no longer bars.
+
+        `voided` takes those that would lose a promise by it.
+        """
         allowed = self.state.config.jobs.users
 
         def allows(user: str) -> bool:
             return holds.is_allowed(user, self.snapshots.groups_named(user), allowed)
 
-        self.post(lambda batch: holds.follow_config(batch, allows))
+        def follow(batch: Batch) -> None:
+            holds.follow_config(batch, allows)
+            if voided is not None:
+                voided.update(batch.voided)
 
-    def reconfigure(self, config: Config) -> None:
-        """A new configuration: policy, queues, accounts, holds and the promise follow."""
+        self.post(follow)
+
+    def reconfigure(self, config: Config) -> Collection[JobId]:
+        """A new configuration: policy, queues, accounts, holds and the promise follow.
+
+        Whose promise that ends is in the answer once the commands are judged.
+        """
+        voided: set[JobId] = set()
         self.state.config = config
         self.state.policy = policy_of(config)
         # As a command: a batch that is being written has moved queues and accounts already, while
         # its jobs are not in memory yet.
         self.post(self._follow_policy)
-        self.hold_by_config()
-        self.post(lambda batch: passes.void_above_limit(batch, self.snapshots.take()))
-        self.request_pass()
+        self.hold_by_config(voided)
 
-    async def broken_by_config(self, config: Config) -> tuple[str, ...]:
-        """`reconfigure`, and what it broke, once that is durable, in words."""
+        def void(batch: Batch) -> None:
+            passes.void_above_limit(batch, self.snapshots.take())
+            voided.update(batch.voided)
+
+        self.post(void)
+        self.request_pass()
+        return voided
+
+    async def broken_by_config(self, voided: Collection[JobId]) -> tuple[str, ...]:
+        """What `reconfigure` has broken, once that is durable, in words."""
         promise = self.state.promise
-        self.reconfigure(config)
         if promise is None:
             return ()
-        # Behind the commands above, so that they are judged and committed when it is answered.
+        # Behind the commands of `reconfigure`, so that they are committed when it is answered.
         await self.call(lambda _batch: None)
-        if self.state.promise is not None:
+        if promise.job_id not in voided:
             return ()
         return (f"the promised start of job {promise.job_id} is lost (config)",)
 

@@ -14,6 +14,7 @@ from gpuschedd.core.attempt import AttemptReport, Cancel, Orders
 from gpuschedd.core.job import Job
 from gpuschedd.gpu.source import DeviceAccess, DeviceMissing, GpuInfo, GrantedGpu
 from gpuschedd.jobs.attempts import NO_EVIDENCE, Evidence, apply_report
+from gpuschedd.jobs.batch import Batch
 from gpuschedd.jobs.controller import Change, Committed, Controller
 from gpuschedd.run.launchers.direct import (
     UNFILTERED,
@@ -56,6 +57,11 @@ class LaunchGpus(Protocol):
 
     def job_gone(self, job: Job) -> None:
         """Its GPUs become free."""
+
+
+def keep_time(batch: Batch) -> None:
+    """Commit the clock, though nothing else has changed."""
+    batch.keeps_time = True
 
 
 class Dispatcher:
@@ -107,7 +113,7 @@ class Dispatcher:
             await asyncio.sleep(LOOK_EVERY_S)
             held = self._held()
             if held:  # each batch commits the time: a power cut is known to have come after it
-                self._controller.post(lambda _batch: None)
+                self._controller.post(keep_time)
             for job in held:
                 if not self._runner.look_again((job.job_id, job.attempt)):
                     log.warning("attempt_untracked job=%d attempt=%d", job.job_id, job.attempt)

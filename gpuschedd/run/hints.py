@@ -27,21 +27,27 @@ class HintSocket:
     def _bind(self) -> None:
         path = self._path
         path.unlink(missing_ok=True)
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-        directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        bound = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         try:
-            self._socket.bind(f"/proc/self/fd/{directory}/{path.name}")
-        finally:
-            os.close(directory)
-        os.chmod(path, 0o600)
-        self._identity = identity_of(path)
-        asyncio.get_running_loop().add_reader(self._socket, self._read)
+            directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                bound.bind(f"/proc/self/fd/{directory}/{path.name}")
+            finally:
+                os.close(directory)
+            os.chmod(path, 0o600)
+        except OSError:
+            bound.close()
+            raise
+        self._socket, self._identity = bound, identity_of(path)
+        asyncio.get_running_loop().add_reader(bound, self._read)
 
     def look(self) -> None:
         """Bind anew where the name was lost: call it with the state directory's lock held."""
         if identity_of(self._path) != self._identity:
-            self.close()
-            self._bind()
+            before = self._socket
+            self._bind()  # or the one from before stays, and the next look tries again
+            asyncio.get_running_loop().remove_reader(before)
+            before.close()
 
     def close(self) -> None:
         """Stop listening; supervisors do not notice."""

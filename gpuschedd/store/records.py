@@ -179,12 +179,14 @@ class Changes:
     attempts: list[AttemptEnd] = field(default_factory=list)
     events: list[tuple[int, Event]] = field(default_factory=list)  # with their ids
     audits: list[AuditRow] = field(default_factory=list)
+    keeps_time: bool = False  # the clock alone is worth a commit
 
     @property
     def is_empty(self) -> bool:
         """True when a commit would write nothing but the clock."""
         return not (
-            self.jobs
+            self.keeps_time
+            or self.jobs
             or self.ages
             or self.submissions
             or self.accounts

@@ -9,7 +9,7 @@ import select
 import time
 
 from gpuschedd.supervisor.child import Child
-from gpuschedd.supervisor.errors import EXIT_OK, EXIT_STORAGE, complain
+from gpuschedd.supervisor.errors import EXIT_OK, EXIT_STORAGE, complain, reason_of
 from gpuschedd.supervisor.helpers import ask_child, host_is_stopping
 from gpuschedd.supervisor.oom import host_oom_kills, scan_as_user
 from gpuschedd.supervisor.processes import (
@@ -114,16 +114,21 @@ class Supervisor:
         if self._spec.no_exec:
             self._publish_started(os.getpid(), os.getsid(0))
             return
+        opened: list[int] = []
         try:
-            report_fd, child_report_fd = os.pipe()
-            child_gate_fd, gate_fd = os.pipe()
+            opened += os.pipe()
+            opened += os.pipe()
             child = Child(self._spec, pam, script_path)
             pid = os.fork()
         except OSError as error:
-            # Nothing has run: without a record the daemon starts the job again.
+            # Nothing has run, and the same may go well later: a probe looks when.
             complain(f"no process for the job: {error}")
-            self._cause, self._abandoned = CAUSE_SETUP, True
+            self._cause, self._place = CAUSE_ENVIRONMENT, "the host"
+            self._reason = f"the host: {reason_of(error)}"
+            for fd in opened:
+                os.close(fd)
             return
+        report_fd, child_report_fd, child_gate_fd, gate_fd = opened
         if pid == 0:
             child.run(child_report_fd, child_gate_fd)
         os.close(child_report_fd)

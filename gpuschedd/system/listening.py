@@ -41,7 +41,9 @@ class Door:
     @property
     def is_open(self) -> bool:
         """Whether the name still leads to our socket."""
-        return self.listening is not None and self.identity == identity_of(self.path)
+        if self.listening is None or self.identity is None:
+            return False
+        return self.identity == identity_of(self.path)
 
 
 class Doors:
@@ -66,6 +68,8 @@ class Doors:
             door.identity, door.is_ours = identity_of(door.path), False
         self._doors.append(door)
         self._serve(listening)
+        if not door.is_open:  # the service manager's has lost its name
+            self._bind_anew(door)
 
     def open_if_possible(self, door: Door) -> None:
         """A second way: where it cannot be had now, it is tried again at each look."""

@@ -152,6 +152,21 @@ def test_a_directory_that_others_may_write_is_refused_like_the_file(
         assert config_file.load(path, others_may=others_may).private
 
 
+def test_a_file_that_was_taken_away_or_is_a_link_out_of_reach_is_no_default(tmp_path: Path) -> None:
+    """Who may write the directory makes limits and users what they are by default."""
+    open_place, safe = tmp_path / "open", tmp_path / "safe"
+    for place in (open_place, safe):
+        place.mkdir()
+    open_place.chmod(0o777)
+    with pytest.raises(ConfigError, match=f"others may write {open_place}"):
+        config_file.load(open_place / "config.toml", others_may=0o055)
+    write(safe, "private = true\n").chmod(0o600)
+    (open_place / "config.toml").symlink_to(safe / "config.toml")
+    with pytest.raises(ConfigError, match=f"others may write {open_place}"):
+        config_file.load(open_place / "config.toml", others_may=0o055)
+    assert config_file.load(safe / "nothing" / "config.toml", others_may=0o055) == Config()
+
+
 @pytest.mark.root
 def test_a_directory_of_another_owner_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path, "private = true\n")

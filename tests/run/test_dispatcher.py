@@ -8,15 +8,17 @@ import os
 import signal
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from gpusched_client.terms import JobState
 from gpuschedd.gpu.source import DeviceAccess, DeviceMissing
-from gpuschedd.run.dispatcher import Dispatcher
+from gpuschedd.jobs.batch import Batch
+from gpuschedd.run.dispatcher import Dispatcher, keep_time
 from gpuschedd.run.launchers.direct import LaunchDeferred
 from gpuschedd.run.launchers.systemd import SystemdLauncher
+from gpuschedd.store.records import Changes
 from tests.support.daemon import DaemonProcess, daemon_in, until
 
 RESPAWNER = r"""
@@ -318,3 +320,16 @@ def test_a_gpu_without_its_device_node_defers_the_launch_with_the_cure() -> None
     )
     with pytest.raises(LaunchDeferred, match="/dev/nvidia3 does not exist"):
         asyncio.run(Dispatcher._device_access(dispatcher, []))
+
+
+def test_the_time_alone_is_worth_a_commit_while_something_runs() -> None:
+    """A power cut of a quiet host is known to have come after it."""
+    assert Changes().is_empty
+    assert not Changes(keeps_time=True).is_empty
+    parent = Batch(cast(Any, SimpleNamespace(next_job_id=1)), 0.0, 0.0)
+    child = parent.child()
+    keep_time(child)
+    parent.absorb(child)
+    changes = Changes()
+    parent.into(changes)
+    assert not changes.is_empty

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import shutil
 import socket
 import subprocess
@@ -11,6 +13,8 @@ import pytest
 
 from gpusched_client import Client
 from gpusched_client.errors import GpuschedError
+from gpuschedd.run.hints import HintSocket
+from gpuschedd.system.listening import Door, Doors
 from gpuschedd.system.state_dir import AlreadyRunning, Lock, Unusable
 from tests.support.daemon import DaemonProcess, daemon_in, until
 
@@ -21,6 +25,11 @@ def answers(path: Path) -> bool:
             return client.hello().version != ""
     except GpuschedError:
         return False
+
+
+def bound(door: Door) -> bool:
+    """Whether its name leads to it."""
+    return door.is_open
 
 
 def test_sockets_that_lost_their_names_are_bound_anew(tmp_path: Path) -> None:
@@ -37,6 +46,52 @@ def test_sockets_that_lost_their_names_are_bound_anew(tmp_path: Path) -> None:
         with daemon.client() as client:
             job = client.submit(["true"], output="/dev/null")
             assert client.wait(job.id, timeout_s=30).exit_code == 0
+
+
+def test_a_socket_of_the_service_manager_s_that_lost_its_name_is_bound_anew(tmp_path: Path) -> None:
+    """It is handed over again at each start, and nobody can reach it any more."""
+    path = tmp_path / "s.sock"
+    with socket.socket(socket.AF_UNIX) as passed:
+        passed.bind(str(path))
+        passed.listen()
+        path.unlink()
+        doors = Doors(lambda listening: listening.listen(), lambda _listening: None)
+        door = Door(path, 0o600, 0o700)
+        doors.open(door, passed)
+        assert bound(door)
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+        path.unlink()
+        assert not bound(door)
+        doors.look()
+        assert bound(door)
+        doors.close()
+        doors.remove_names()
+        assert not path.exists()
+
+
+def test_a_look_without_descriptors_leaves_the_hint_socket_for_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one from before is closed once there is another."""
+
+    async def play() -> None:
+        path = tmp_path / "hint.sock"
+        hints = HintSocket(path, lambda _key: None)
+        path.unlink()
+
+        def none_left(*_words: object) -> socket.socket:
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        with monkeypatch.context() as short:
+            short.setattr("gpuschedd.run.hints.socket.socket", none_left)
+            with pytest.raises(OSError, match="Too many"):
+                hints.look()
+        hints.look()
+        assert path.exists()
+        hints.close()
+
+    asyncio.run(play())
 
 
 def test_a_socket_that_somebody_else_took_is_left_alone(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from gpuschedd.gpu.simulated.source import SimulatedGpus
 from gpuschedd.system.state_dir import make_directory
 
 
@@ -36,10 +35,3 @@ def test_what_is_there_stays_as_it_is(tmp_path: Path) -> None:
     tmp_path.chmod(0o750)
     make_directory(tmp_path, 0o755)
     assert mode_of(tmp_path) == 0o750
-
-
-def test_claims_of_all_users_leave_the_way_to_the_socket_open(tmp_path: Path) -> None:
-    """They lie beside it, and are made first."""
-    SimulatedGpus("1x24G", tmp_path / "run" / "sim", shared=True)
-    assert mode_of(tmp_path / "run") == 0o755
-    assert mode_of(tmp_path / "run" / "sim") == 0o1777
