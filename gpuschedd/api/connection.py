@@ -81,7 +81,7 @@ class ServerConnection(asyncio.Protocol):
         self._unread = memoryview(b"")  # what was received and not decoded yet
         self._waiting: deque[framing.Incoming] = deque()
         self._goes_on = False  # its next turn is set
-        self._is_reading = False  # a long request, and what comes behind it waits
+        self._reading: asyncio.Task[None] | None = None  # a long one; what is behind it waits
         self._not_before: asyncio.TimerHandle | None = None  # its user asks too much
 
     # --- asyncio.Protocol ---------------------------------------------------------------------
@@ -158,7 +158,7 @@ class ServerConnection(asyncio.Protocol):
 
     def _may_take(self) -> bool:
         """Whether the next request's turn has come; if not, what will come back to it is set."""
-        if self._is_dead or self._not_before is not None or self._is_reading:
+        if self._is_dead or self._not_before is not None or self._reading:
             return False
         self._decode_some()
         if not self._waiting:
@@ -201,9 +201,12 @@ class ServerConnection(asyncio.Protocol):
                 self._close_after_linger()
             return
         if isinstance(message, framing.RequestFrame):
-            self._shared.budget.charge(self._account, cost_of(message.params))
+            cost = cost_of(message.params)
+            self._shared.budget.charge(self._account, cost)
             task = asyncio.ensure_future(self._answer(message))
             self._tasks.add(task)
+            if cost >= LONG_COST:
+                self._reading = task  # from now on, not from its first step
             if message.method not in LASTING:
                 self._shared.requests.begin(self._account)
                 task.add_done_callback(lambda _: self._shared.requests.end(self._account))
@@ -234,16 +237,15 @@ class ServerConnection(asyncio.Protocol):
         self._send(reply)
 
     async def _read(self, message: framing.RequestFrame) -> Request[Any]:
-        """The typed request; a long one beside the loop, and none is taken before it."""
+        """The typed request; a long one beside the loop, and no other is taken meanwhile."""
         if cost_of(message.params) < LONG_COST:
             return read_request(message.method, message.params)
-        self._is_reading = True
         try:
             return await self._shared.codec.do(
                 self._account, lambda: read_request(message.method, message.params)
             )
         finally:
-            self._is_reading = False
+            self._reading = None
             asyncio.get_running_loop().call_soon(self.go_on)
 
     async def _written(self, msgid: int, response: Response) -> bytes:
@@ -255,6 +257,8 @@ class ServerConnection(asyncio.Protocol):
 
     def _answered(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
+        if self._reading is task:  # it ended before its first step
+            self._reading = None
         if self._transport is None or self._transport.is_closing():
             return
         self._take_waiting()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import random
 import resource
@@ -188,6 +189,57 @@ def test_pipelined_requests_of_one_connection_take_effect_in_order(daemon: Daemo
         outcomes = replies[2][3]["outcomes"]
         assert [entry["code"] for entry in outcomes] == [None, "not_found"]
         assert replies[3][3]["job_ids"] == [2]
+
+
+def test_a_cancel_right_behind_a_long_submission_finds_its_jobs(daemon: DaemonProcess) -> None:
+    """Reading 300 jobs takes longer than reading the cancel that came with them."""
+    submit = [0, 1, "submit", [{"jobs": [{**JOB, "hold": True}] * 300}]]
+    with raw(daemon) as connected:
+        connected.sendall(
+            msgpack.packb(submit) + msgpack.packb([0, 2, "cancel", [{"job_ids": [300]}]])
+        )
+        connected.shutdown(socket.SHUT_WR)
+        replies = all_of(connected)
+    assert replies[1][3]["job_ids"] == list(range(1, 301))
+    assert [entry["code"] for entry in replies[2][3]["outcomes"]] == [None]
+
+
+class InOrder:
+    """Writes down how many jobs each submission had, as it comes."""
+
+    def __init__(self) -> None:
+        self.came: list[int] = []
+
+    async def handle(self, _: object, request: Any) -> SubmitResult:
+        self.came.append(len(request.jobs))
+        return SubmitResult(job_ids=())
+
+
+@pytest.mark.parametrize("lengths", list(itertools.product((1, 300), repeat=3)))
+def test_long_and_short_requests_in_one_write_come_in_order(
+    tmp_path: Path, lengths: tuple[int, ...]
+) -> None:
+    handlers: Any = InOrder()
+
+    async def ask() -> None:
+        server = Server(handlers, Connections(9, 99), RequestBudget(1_000.0, is_shared=False))
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(str(tmp_path / "s"))
+            server.listen(listening)
+            reader, writer = await asyncio.open_unix_connection(tmp_path / "s")
+            writer.write(
+                b"".join(
+                    msgpack.packb([0, n, "submit", [{"jobs": [JOB] * (length + n)}]])
+                    for n, length in enumerate(lengths)
+                )
+            )
+            writer.write_eof()
+            await asyncio.wait_for(reader.read(), 30)
+            writer.close()
+            await server.close()
+
+    asyncio.run(ask())
+    assert handlers.came == [length + n for n, length in enumerate(lengths)]
 
 
 def all_of(connected: socket.socket) -> dict[int | None, Any]:
