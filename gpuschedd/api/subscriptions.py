@@ -7,6 +7,7 @@ turns, the loop has one after each, and who owes time to others waits for it.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
@@ -28,6 +29,8 @@ from gpuschedd.api.limits import (
 from gpuschedd.jobs.controller import Committed
 from gpuschedd.jobs.principal import STRANGERS
 from gpuschedd.store.records import Event
+
+log = logging.getLogger(__name__)
 
 Numbered = tuple[int, Event]
 #: Sends some events; False while the reader is behind, and then none was sent.
@@ -147,27 +150,38 @@ class Subscriptions:
 
     async def _feed(self) -> None:
         """One slice after the other; between two of them the loop does what else there is."""
-        await asyncio.sleep(0)  # whose commit it was is answered first
-        while self._turns:
-            account = self._turns.popleft()
-            began_s = time.perf_counter()
-            self._serve_one(account)
-            spent_s = time.perf_counter() - began_s
-            self._budget.charge_time(account, spent_s)
-            if account in self._ready:
-                self._next_turn(account)
-            await asyncio.sleep(0)
-        self._feeding = None
+        try:
+            await asyncio.sleep(0)  # whose commit it was is answered first
+            while self._turns:
+                account = self._turns.popleft()
+                began_s = time.perf_counter()
+                self._serve_one(account)
+                spent_s = time.perf_counter() - began_s
+                self._budget.charge_time(account, spent_s)
+                if account in self._ready:
+                    self._next_turn(account)
+                await asyncio.sleep(0)
+        finally:
+            self._feeding = None
 
     def _serve_one(self, account: int) -> None:
         waiting = self._ready[account]
         watcher = waiting.popleft()
         watcher.is_ready = False
-        if watcher in self._watchers and not watcher.is_held and watcher.serve(self._recent):
+        if watcher in self._watchers and not watcher.is_held and self._is_served(watcher):
             watcher.is_ready = True
             waiting.append(watcher)
         if not waiting:
             del self._ready[account]
+
+    def _is_served(self, watcher: Watcher) -> bool:
+        """Whether there may be more for it; one that cannot be served ends, and no other."""
+        try:
+            return watcher.serve(self._recent)
+        except Exception:
+            log.exception("watcher_failed account=%d", watcher.account)
+            self.remove(watcher)
+            return False
 
     def _next_turn(self, account: int) -> None:
         """At once, or when it owes nobody time."""

@@ -149,6 +149,30 @@ def test_who_is_gone_is_sent_nothing() -> None:
     assert asyncio.run(run()).events == []
 
 
+def test_a_watcher_that_cannot_be_served_ends_and_the_others_go_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Of the same user and of others, with this commit and with the next."""
+
+    def broken(_: Sequence[tuple[int, Event]]) -> bool:
+        raise ValueError("an event that cannot be encoded")
+
+    async def run() -> list[Heard]:
+        found = subscribed()
+        others = [Heard([], "alice"), Heard([], "bob")]
+        found.add(Watcher(ALICE, broken, 0))
+        for account, heard in zip((ALICE, BOB), others, strict=True):
+            found.add(Watcher(account, heard.send, 0))
+        for number in (1, 2):
+            found.after_commit(committed(number, number))
+            await settled()
+        assert found.watching == 2
+        return others
+
+    assert [heard.ids for heard in asyncio.run(run())] == [[1, 2], [1, 2]]
+    assert caplog.text.count("watcher_failed") == 1
+
+
 def test_uids_without_an_account_share_a_few_watches() -> None:
     found = subscribed()
     heard = Heard([], "x")
