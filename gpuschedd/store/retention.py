@@ -93,14 +93,15 @@ def _drop_excess(db: sqlite3.Connection, uid: int, kept: KeptBytes) -> int:
 
 def drop(db: sqlite3.Connection, old: Old, kept: KeptBytes) -> int:
     """Forget a few of these rows; how many."""
-    if old.table == "request":
-        where = "ended_sched_s < ?"
-        return _drop_requests(db, where, (old.upto,), kept, _REQUEST_BYTES_PER_DROP)
+    if old.table == "kept":
+        _, where, values = _selected(old)
+        return _drop_requests(db, where, values, kept, _REQUEST_BYTES_PER_DROP)
     if old.table == "excess":
         assert old.uid is not None
         return _drop_excess(db, old.uid, kept)
-    statement, values = _statement(old)
-    return db.execute(statement, values).rowcount
+    key, where, values = _selected(old)
+    picked = f"SELECT {key} FROM {old.table} WHERE {where} LIMIT {ROWS_PER_DROP}"
+    return db.execute(f"DELETE FROM {old.table} WHERE ({key}) IN ({picked})", values).rowcount
 
 
 def _drop_requests(
@@ -137,6 +138,7 @@ def _forget_request(db: sqlite3.Connection, job_id: int) -> None:
 
 #: Table -> its key, and which rows are past a limit.
 _ROWS = {
+    "kept": ("job_id", "ended_sched_s < ?"),
     "event": ("event_id", "event_id <= ?"),
     "audit": ("rowid", "rowid <= ?"),
     "submission": ("uid, submission_id", "at_sched_s < ?"),
@@ -144,8 +146,8 @@ _ROWS = {
 }
 
 
-def _statement(old: Old) -> tuple[str, tuple[float, ...]]:
-    """At most ROWS_PER_DROP of these rows go by it."""
+def _selected(old: Old) -> tuple[str, str, tuple[float, ...]]:
+    """The key of its table, which rows are meant, and the values in that."""
     key, where = _ROWS[old.table]
     values: list[float] = [old.upto]
     if old.uid == HOST:
@@ -155,13 +157,27 @@ def _statement(old: Old) -> tuple[str, tuple[float, ...]]:
         values.append(old.uid)
     if old.outcome is not None:
         where += f" AND outcome {old.outcome} 'denied'"
-    picked = f"SELECT {key} FROM {old.table} WHERE {where} LIMIT {ROWS_PER_DROP}"
-    return f"DELETE FROM {old.table} WHERE ({key}) IN ({picked})", tuple(values)
+    return key, where, tuple(values)
 
 
 def find_old(db: sqlite3.Connection, ages: Ages, now_sched_s: float, now_s: float) -> Iterator[Old]:
-    """What is past its limit now. Reads for a while on a large database: not for the writer."""
-    yield Old("request", now_sched_s - ages.requests_s)
+    """What is past its limit now, and there: a sweep that finds nothing costs the writer nothing.
+
+    Reads for a while on a large database: not for the writer.
+    """
+    return (old for old in _limits(db, ages, now_sched_s, now_s) if _is_there(db, old))
+
+
+def _is_there(db: sqlite3.Connection, old: Old) -> bool:
+    if old.table == "excess":
+        return True  # its bytes were counted
+    _, where, values = _selected(old)
+    query = f"SELECT 1 FROM {old.table} WHERE {where} LIMIT 1"
+    return db.execute(query, values).fetchone() is not None
+
+
+def _limits(db: sqlite3.Connection, ages: Ages, now_sched_s: float, now_s: float) -> Iterator[Old]:
+    yield Old("kept", now_sched_s - ages.requests_s)
     for row in db.execute(
         "SELECT uid FROM kept GROUP BY uid HAVING sum(bytes) > ?", (REQUEST_BYTES_PER_UID_MAX,)
     ).fetchall():
@@ -189,7 +205,7 @@ def _aged(db: sqlite3.Connection, table: str, key: str, before_s: float) -> Iter
         f"SELECT {key} FROM {table} WHERE at_s >= ? ORDER BY {key} LIMIT 1", (before_s,)
     ).fetchone()
     newest = db.execute(f"SELECT max({key}) FROM {table}").fetchone()[0]
-    if newest is not None and (young is None or young[0] > 1):
+    if newest is not None:
         yield Old(table, newest if young is None else young[0] - 1)
 
 

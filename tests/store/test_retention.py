@@ -6,6 +6,7 @@ import asyncio
 import sqlite3
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from gpusched_client.terms import GpuUuid, JobId, JobState
 from gpuschedd.config.keys import Config
 from gpuschedd.core.job import CancelOrder, Gone, Job, Placed, advance
 from gpuschedd.core.model import Grant
+from gpuschedd.jobs.batch import Batch
 from gpuschedd.jobs.upkeep import Upkeep
 from gpuschedd.store import retention
 from gpuschedd.store.history import History
@@ -249,6 +251,38 @@ def test_upkeep_forgets_and_checks_beside_the_service(tmp_path: Path) -> None:
         await upkeep.forget()
         assert count(host.store, "event WHERE kind = 'old'") == 0
         await upkeep.check()
+        await controller.stop()
+        await running
+        upkeep.close()
+        controller.close()
+
+    asyncio.run(story())
+
+
+def _note(batch: Batch, event: Event) -> None:
+    batch.events.append(event)
+
+
+def test_a_sweep_that_finds_nothing_writes_nothing(tmp_path: Path) -> None:
+    """An idle host's disk is left alone; also where the first rows went long ago."""
+
+    async def story() -> None:
+        host = Host(tmp_path, 1)
+        controller = host.controller
+        running = asyncio.ensure_future(controller.run())
+        upkeep = Upkeep(controller, host.store.path)
+        old_s, new_s = (host.world.clock.wall_s() - days * DAY_S for days in (91, 1))
+
+        for kind, at_s in (("old", old_s), ("new", new_s)):
+            controller.post(partial(_note, event=Event(kind, at_s)))
+        await controller.call(lambda _: None)
+        await upkeep.forget()
+        assert count(host.store, "event WHERE kind = 'old'") == 0
+        assert count(host.store, "event WHERE kind = 'new'") == 1
+        with closing(sqlite3.connect(host.store.path)) as db:  # counts the commits of others
+            before = db.execute("PRAGMA data_version").fetchone()
+            await upkeep.forget()
+            assert db.execute("PRAGMA data_version").fetchone() == before
         await controller.stop()
         await running
         upkeep.close()
