@@ -13,7 +13,7 @@ import os
 import zlib
 from pathlib import Path
 
-from gpuschedd.supervisor.errors import STORAGE_ERRNOS
+from gpuschedd.supervisor.errors import SHORT_ERRNOS, STORAGE_ERRNOS
 
 MARK_NAME = "gpuschedd.in-use"
 SYNC_EVERY = 32  # commits; a kill loses none of those between, a power cut may
@@ -60,7 +60,7 @@ class Mark:
         try:
             self._reach(commits)
         except OSError as error:
-            if error.errno not in STORAGE_ERRNOS:
+            if error.errno not in STORAGE_ERRNOS | SHORT_ERRNOS:
                 raise
 
     def _reach(self, commits: int) -> None:

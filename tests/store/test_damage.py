@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import sqlite3
@@ -468,6 +469,23 @@ def test_a_full_disk_keeps_the_mark_older(tmp_path: Path, monkeypatch: pytest.Mo
         mark.reach(4)
     mark.close(complete=False)
     assert (tmp_path / "state" / MARK_NAME).read_bytes().startswith(b"%020d" % 3)
+
+
+def test_a_host_short_of_descriptors_gets_the_mark_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commit is durable by then; the next one makes the mark."""
+
+    def short(*_: object, **__: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", short)
+        mark = Mark(tmp_path, 3)
+    assert not (tmp_path / MARK_NAME).exists()
+    mark.reach(4)
+    mark.close(complete=False)
+    assert (tmp_path / MARK_NAME).read_bytes().startswith(b"%020d" % 4)
 
 
 @pytest.mark.parametrize("keep_bytes", [None, 0, 32 + FRAME])
