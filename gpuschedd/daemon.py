@@ -330,6 +330,7 @@ class Daemon:
             await asyncio.sleep(PLACES_EVERY_S)
             try:
                 self.lock.look()
+                places.keep_directories(self.options.state_dir, is_system=self.options.is_system)
                 self.hints.look()
                 self.doors.look()
             except PLACES_LOST as lost:

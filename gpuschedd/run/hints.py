@@ -11,6 +11,7 @@ from pathlib import Path
 from gpusched_client.terms import JobId
 from gpuschedd.gpu.attribution import JobKey
 from gpuschedd.system.listening import identity_of
+from gpuschedd.system.state_dir import Unusable
 
 HINT_BYTES_MAX = 64
 
@@ -22,7 +23,10 @@ class HintSocket:
         """Bound over its directory: the path of the state may be longer than a socket's address."""
         self._take = take
         self._path = path
-        self._bind()
+        try:
+            self._bind()
+        except IsADirectoryError as error:
+            raise Unusable(f"{path} is a directory; remove it") from error
 
     def _bind(self) -> None:
         path = self._path

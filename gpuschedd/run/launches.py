@@ -184,7 +184,8 @@ def _create_and_launch(parts: Parts, spec: Spec, bounds: Bounds) -> None:
     try:
         job_dir = JobDir.create(parts.jobs_root, spec)
     except (OSError, JobDirError) as error:
-        kind = LaunchDeferred if is_host_short(error) else LaunchFailed
+        # The directory is ours, not the job's: whatever is wrong with it is put right.
+        kind = LaunchDeferred if isinstance(error, OSError) else LaunchFailed
         if isinstance(error, OSError) and error.errno in STORAGE_ERRNOS:
             kind = LaunchStorage
         raise kind(f"the job directory cannot be written: {error}") from error

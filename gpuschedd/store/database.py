@@ -224,6 +224,8 @@ def is_damage(error: Exception) -> bool:
     """Whether what is there is wrong: found by SQLite, or by a checksum of ours."""
     if type(error) is sqlite3.DatabaseError and not _sqlite_code(error):
         return True
+    if isinstance(error, sqlite3.OperationalError) and "no such " in str(error):
+        return True  # a table or column that the migrations made has gone
     return isinstance(error, sqlite3.Error) and _sqlite_code(error) & 0xFF in _DAMAGED
 
 

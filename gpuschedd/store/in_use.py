@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import zlib
+from contextlib import suppress
 from pathlib import Path
 
 from gpuschedd.supervisor.errors import SHORT_ERRNOS, STORAGE_ERRNOS
@@ -95,4 +96,5 @@ class Mark:
             self._fd = None
         if complete:
             self._path.unlink(missing_ok=True)
-            sync_directory(self._path.parent)
+            with suppress(FileNotFoundError):  # the directory was moved away
+                sync_directory(self._path.parent)

@@ -28,6 +28,12 @@ AFTERMATH = (
     rb"|timeout|timed out|systemexit|keyboardinterrupt|cuda|cublas|cudnn"
     rb"|hip error|launch failure|out of memory|outofmemory"
 )
+#: These are a program's own mistakes, whatever words are in their messages.
+OWN_ERRORS = (
+    rb"(?:key|index|value|type|name|attribute|assertion|zerodivision|import|modulenotfound"
+    rb"|filenotfound|permission|isadirectory|notadirectory|unicodedecode|recursion|syntax)error\b"
+)
+COLOURS = rb"\x1b\[[0-9;]*m"
 #: An exception out of the handling of another one belongs to it.
 CHAINED = b"the above exception"
 
@@ -51,7 +57,7 @@ def gpu_oom(data: bytes, patterns: tuple[str, ...]) -> str | None:
     if CHAINED in after:
         return OOM_CUDA
     words = re.findall(LAST_WORDS, after, re.MULTILINE)
-    own = [line for line in words if not re.search(AFTERMATH, line)]
+    own = [line for line in words if re.match(OWN_ERRORS, line) or not re.search(AFTERMATH, line)]
     return OOM_SHOWN if own else OOM_CUDA
 
 
@@ -59,7 +65,7 @@ def _after_oom(data: bytes, patterns: tuple[str, ...]) -> bytes | None:
     """The rest behind the line of the last OOM, in lower case; None where there is none."""
     if not patterns:
         return None
-    data = data.lower()
+    data = re.sub(COLOURS, b"", data).lower()
     ends = [found.end() for found in re.finditer("|".join(patterns).encode(), data)]
     if not ends:
         return None

@@ -62,6 +62,12 @@ def prepare_state_dir(state_dir: Path, *, is_system: bool) -> None:
             raise Unusable(f"{path} cannot be made: {error.strerror}") from error
 
 
+def keep_directories(state_dir: Path, *, is_system: bool) -> None:
+    """Make those again that somebody removed. Raises as `prepare_state_dir`."""
+    if not all((state_dir / name).is_dir() for name in ("jobs", "scripts")):
+        prepare_state_dir(state_dir, is_system=is_system)
+
+
 class Lock:
     """The state directory, held for life. The kernel frees it when we are gone, however we end.
 
@@ -80,7 +86,7 @@ class Lock:
             path = state_dir / LOCK_NAME
             raise Unusable(f"{path} cannot be locked: {error.strerror}; remove it") from error
         try:
-            self._directory = _lock_directory(state_dir)
+            self._directory, self._is_alone = _lock_directory(state_dir)
         except AlreadyRunning:
             os.close(self._file)
             raise
@@ -94,7 +100,12 @@ class Lock:
         if not _is_at(self._directory, self._state_dir):
             raise Unusable(f"{self._state_dir} was removed or replaced while it was in use")
         if not _is_at(self._file, self._state_dir / LOCK_NAME):
-            before, self._file = self._file, _lock_file(self._state_dir)
+            try:
+                before, self._file = self._file, _lock_file(self._state_dir)
+            except AlreadyRunning:
+                if self._is_alone:
+                    return  # a daemon that starts, and that the directory's lock turns away
+                raise
             os.close(before)
 
     def release(self) -> None:
@@ -122,7 +133,8 @@ def _lock_file(state_dir: Path) -> int:
     return descriptor
 
 
-def _lock_directory(state_dir: Path) -> int:
+def _lock_directory(state_dir: Path) -> tuple[int, bool]:
+    """The descriptor, and whether this file system locks directories."""
     descriptor = os.open(state_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -133,8 +145,8 @@ def _lock_directory(state_dir: Path) -> int:
                 f"another gpuschedd runs on {state_dir}, though its lock file was removed. Find it "
                 f"with `fuser {state_dir}` and end it, or choose another --state-dir and --socket."
             ) from error
-        # A file system that locks no directories: the file's lock has to do.
-    return descriptor
+        return descriptor, False  # the file's lock has to do
+    return descriptor, True
 
 
 def _is_at(descriptor: int, path: Path) -> bool:

@@ -88,6 +88,9 @@ OOM = b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n"
         (OOM + b"subprocess.CalledProcessError: Command 'x' returned non-zero exit\n", "cuda"),
         (OOM + b"During handling of the above exception, another ..\nValueError: x\n", "cuda"),
         (b"ValueError: no memory of it\n", None),
+        (OOM + b"KeyError: 'rank'\n", "shown"),
+        (OOM + b"FileNotFoundError: [Errno 2] '/data/engine/x'\n", "shown"),
+        (OOM + b"\x1b[31mValueError: bad shape\x1b[0m\n", "shown"),
     ],
 )
 def test_a_later_and_different_error_wins(output: bytes, told: str | None) -> None:

@@ -175,3 +175,29 @@ def test_a_lock_is_one_however_its_file_is_treated(tmp_path: Path) -> None:
     with pytest.raises(Unusable, match="removed or replaced"):
         second.look()
     second.release()
+
+
+def test_directories_that_were_removed_are_made_again_and_hold_no_job(tmp_path: Path) -> None:
+    """They are the daemon's: no job is held for it, and it runs once they are there."""
+    with daemon_in(tmp_path) as daemon, daemon.client() as client:
+        for name in ("jobs", "scripts"):
+            shutil.rmtree(daemon.state_dir / name)
+        job = client.submit(script="#!/bin/sh\nexit 3\n", gpus=1, output="/dev/null")
+        ended = client.wait(job.id, timeout_s=60)
+        assert ended.exit_code == 3
+
+
+@pytest.mark.parametrize("name", ["hint.sock", "sim", "jobs"])
+def test_something_else_in_the_place_of_a_name_of_ours_has_words(tmp_path: Path, name: str) -> None:
+    """Exit 78, which names it; no traceback that the service manager repeats."""
+    daemon = DaemonProcess(tmp_path).start()
+    assert daemon.stop() == 0
+    place = daemon.state_dir / name
+    if name == "hint.sock":
+        place.mkdir()
+    else:
+        shutil.rmtree(place)
+        place.write_text("not ours")
+    assert daemon.spawn().wait(30) == 78
+    assert str(place) in daemon.log_text()
+    assert "Traceback" not in daemon.log_text()

@@ -21,7 +21,7 @@ from gpuschedd.gpu.source import (
     SampleRequest,
 )
 from gpuschedd.system.clock import boottime_s
-from gpuschedd.system.state_dir import make_directory
+from gpuschedd.system.state_dir import Unusable, make_directory
 
 UUID_PREFIX = "GPU-51300000-"
 
@@ -55,7 +55,10 @@ class SimulatedGpus:
         self.claims_dir = claims_dir
         if not shared:
             make_directory(claims_dir.parent, 0o700)
-        claims_dir.mkdir(mode=0o700, exist_ok=True)
+        try:
+            claims_dir.mkdir(mode=0o700, exist_ok=True)
+        except FileExistsError as error:
+            raise Unusable(f"{claims_dir} is not a directory; remove it") from error
         _require_ours(claims_dir)
         simclaims.write_host(claims_dir, {gpu.uuid: gpu.total_bytes or 0 for gpu in self.inventory})
         os.chmod(claims_dir, 0o1777 if shared else 0o700)  # last: the name above is ours by then
