@@ -110,7 +110,7 @@ def _of_model(request: Request, inventory: Inventory) -> list[CardKind]:
 
 
 def _check_count(request: Request, kinds: list[CardKind]) -> None:
-    """Enough GPUs among these kinds, and inside one NVLink island where that is asked."""
+    """Enough GPUs among these kinds, and joined by NVLink where that is asked."""
     slices = sum(kind.count for kind in kinds if kind.is_slice)
     if request.gpus > 1:
         kinds = [kind for kind in kinds if not kind.is_slice]

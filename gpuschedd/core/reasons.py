@@ -44,7 +44,7 @@ def asks(need: Need, beside_bytes: int = 0) -> str:
         what += f" with {size}{' each' if need.gpus > 1 else ''} (margin included)"
     if need.model is not None:
         what += f" of model {need.model}"
-    return what + (" in one NVLink island" if need.nvlink and need.gpus > 1 else "")
+    return what + (" joined by NVLink" if need.nvlink and need.gpus > 1 else "")
 
 
 def resources(

@@ -63,6 +63,7 @@ def test_a_reason_says_how_many_are_joined() -> None:
     pending = [waiting(1, 2, topology=Topology.NVLINK)]
     made = plan(snapshot_of(dgx1(), running_jobs=busy, pending=pending), Policy())
     text = made.reasons[pending[0].job_id].text
+    assert text.startswith("needs 2 whole GPUs joined by NVLink; ")
     assert "2 of 8 can take it now, at most 1 of them joined by NVLink" in text
     out = [
         one if one.index in (0, 5) else replace(one, state=GpuState.DRAINED, state_text="fan")
