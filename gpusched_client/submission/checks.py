@@ -73,10 +73,15 @@ def _may(path: bytes, mode: int) -> bool:
 
 def _head(path: bytes) -> bytes:
     try:
-        with open(path, "rb", buffering=0) as file:
-            return file.read(_HEAD_BYTES)
+        with open(path, "rb", buffering=0, opener=_open_at_once) as file:
+            is_file = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+            return file.read(_HEAD_BYTES) if is_file else b""
     except OSError:
         return b""
+
+
+def _open_at_once(path: str | bytes, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # a FIFO has no writer yet
 
 
 # --------------------------------------------------------------------------------- programs
@@ -146,6 +151,8 @@ class _Program:
     def _check_program(self, path: bytes) -> None:
         if os.path.isdir(path):
             raise _refused(f"{shown(path)} is a directory; name a program in it")
+        if not os.path.isfile(path):
+            raise _refused(f"{shown(path)} is no file that can be executed; name a program")
         if not _may(path, os.X_OK):
             from gpusched_client.submission.cures import not_executable
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import time
 
 from gpuschedd.supervisor.errors import SHORT_ERRNOS, EnvironmentLost, ExecFailed, reason_of
@@ -60,10 +61,15 @@ def _require_interpreter(path: bytes, *, checked: bool) -> None:
 
 def _first_line(path: bytes) -> bytes:
     try:
-        with open(path, "rb", buffering=0) as file:
-            return file.read(_FIRST_LINE_BYTES).split(b"\n", 1)[0]
+        with open(path, "rb", buffering=0, opener=_open_at_once) as file:
+            is_file = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+            return file.read(_FIRST_LINE_BYTES).split(b"\n", 1)[0] if is_file else b""
     except OSError:
         return b""
+
+
+def _open_at_once(path: str | bytes, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # a FIFO has no writer yet
 
 
 def interpreter_of(line: bytes) -> bytes | None:

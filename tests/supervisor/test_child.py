@@ -162,6 +162,12 @@ def test_files_without_a_usable_first_line(host: Host) -> None:
     assert "interpreter does not exist" in str(host.run("./lost").reason)
 
 
+def test_a_fifo_in_place_of_the_program_is_not_waited_for(host: Host) -> None:
+    os.mkfifo(host.work / "pipe")
+    (host.work / "pipe").chmod(0o755)
+    assert host.run("./pipe").code == 126
+
+
 @pytest.mark.parametrize(
     ("changes", "cause", "words"),
     [

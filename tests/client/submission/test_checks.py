@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -119,6 +121,17 @@ def test_a_command_that_is_there_is_marked_as_seen(argv: list[str]) -> None:
     Path("train.sh").chmod(0o755)
     assert job_request(argv, check=True).checked
     assert not job_request(argv).checked
+
+
+@pytest.mark.usefixtures("here")
+def test_a_fifo_that_may_be_executed_is_not_waited_for() -> None:
+    os.mkfifo("pipe.sh", 0o755)
+    os.chmod("pipe.sh", 0o755)
+    program = "from gpusched_client import job_request; job_request(['./pipe.sh'], check=True)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=30
+    )
+    assert "pipe.sh is no file that can be executed" in done.stderr
 
 
 def test_the_lookup_is_in_the_jobs_directory_and_along_the_jobs_path(here: Path) -> None:
