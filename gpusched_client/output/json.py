@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import time
 from collections.abc import Mapping
@@ -44,7 +43,8 @@ def _unicode(text: str) -> str:
     """Text without lone surrogates, which no strict reader of JSON takes."""
     if text.isascii() or re.search(_LONE, text) is None:
         return str(text)
-    return os.fsencode(re.sub(_STRANGE, "?", text)).decode("utf-8", "backslashreplace")
+    raw = re.sub(_STRANGE, "?", text).encode("utf-8", "surrogateescape")
+    return raw.decode("utf-8", "backslashreplace")
 
 
 _LONE = "[\ud800-\udfff]"

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -355,6 +356,21 @@ def test_json_is_valid_for_bytes_and_text_that_are_not_unicode(serve: Serve, run
         ("\U0001f600", "\U0001f600"),
     ):
         assert json.loads(json_text({text: [text]})) == {shown: [shown]}
+
+
+def test_json_does_not_depend_on_the_locale() -> None:
+    program = "from gpusched_client.output.json import json_text; "
+    program += "print(json_text({'name': '\\u00fc\\udcfe'}), end='')"
+    done = subprocess.run(
+        [sys.executable, "-X", "utf8=0", "-c", program],
+        env={"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0"},
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert json.loads(done.stdout) == {"name": "\u00fc\\xfe"}
 
 
 def test_more_ids_than_one_request_may_name_are_asked_for_in_parts(serve: Serve, run: Any) -> None:
