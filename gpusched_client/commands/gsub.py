@@ -75,8 +75,8 @@ class _Gsub(Command):
             word = left[0]
             name, equals, value = word.partition("=") if word[:2] == "--" else (word[:2], "", "")
             is_ours = name in flags and not (equals and flags[name])
-            if is_ours and name == "--gpus" and not (value or "".join(left[1:2])).isdecimal():
-                is_ours = not value  # --gpus=a100:2 is Slurm's
+            if is_ours and name == "--gpus":  # --gpus a100:2 is Slurm's, with = as well
+                is_ours = value.isdecimal() if value else ":" not in "".join(left[1:2])
             if not is_ours:
                 option = _slurm_option(ctx, left, flags)
                 if option.option.name == "--wait":

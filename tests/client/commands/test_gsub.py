@@ -249,6 +249,7 @@ def test_slurms_option_lines_are_understood_and_strange_ones_warned_about(
     [
         ("-G 2 -n1 -p short true", 2, None),
         ("--gpus=a100:2 --cpus-per-task=3 true", 2, 3),
+        ("--gpus a100:2 --cpus-per-task=3 true", 2, 3),
         ("--cpus-per-gpu=4 -g 3 true", 3, 12),
         ("--gres=gpu:2 -g 3 true", 3, None),
         ("--ntasks=4 --gpus-per-task=1 true", 4, 4),
