@@ -17,12 +17,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack, overload
 
 from gpusched_client.administration import Administration
-from gpusched_client.errors import Invalid, StillRunning
+from gpusched_client.errors import GpuschedError, Invalid, StillRunning
 from gpusched_client.terms import JobState, parse_states
 from gpusched_client.wire.limits import IDS_MAX, RESPONSE_JOBS_MAX, TIME_LIMIT_S_MAX
 from gpusched_client.wire.session import PAUSE_S, Session
@@ -119,7 +120,9 @@ class Client(Administration):
             return ()  # the default has the job's id in it
         from gpusched_client.submission.shared_logs import shared_logs
 
-        return shared_logs(request, self._live_jobs_of)
+        with suppress(GpuschedError):  # no warning is worth a submission
+            return shared_logs(request, self._live_jobs_of)
+        return ()
 
     def _live_jobs_of(self, uid: int) -> Iterator[JobView]:
         """All about the newest live jobs of a user: each is a call."""

@@ -19,7 +19,7 @@ from gpusched_client.commands.common import (
     tell_who_answered,
     terminal_width,
 )
-from gpusched_client.errors import Conflict, Denied, NotFound, Unavailable
+from gpusched_client.errors import Conflict, Denied, GpuschedError, NotFound
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -269,9 +269,10 @@ def _client() -> Iterator[Client]:
         try:
             yield client
         except (Conflict, Denied, NotFound):
-            tell_who_answered("gctl", client)
+            with suppress(GpuschedError):  # that error is the one to tell
+                tell_who_answered("gctl", client)
             raise
-        with suppress(Unavailable):  # what was asked is done
+        with suppress(GpuschedError):  # what was asked is done
             tell_who_answered("gctl", client)
 
 

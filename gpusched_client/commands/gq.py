@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,7 +18,7 @@ from gpusched_client.commands.common import (
     tell_who_answered,
     terminal_width,
 )
-from gpusched_client.errors import NotFound
+from gpusched_client.errors import GpuschedError, NotFound
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -71,9 +72,11 @@ def cli(words: tuple[str, ...], **options: Any) -> int:
         try:
             _show_asked(client, words, options)
         except NotFound:  # it may be another daemon's
-            tell_who_answered("gq", client)
+            with suppress(GpuschedError):  # that error is the one to tell
+                tell_who_answered("gq", client)
             raise
-        tell_who_answered("gq", client)
+        with suppress(GpuschedError):  # what was asked is shown
+            tell_who_answered("gq", client)
     return 0
 
 

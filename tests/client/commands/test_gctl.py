@@ -72,6 +72,19 @@ def test_a_refusal_has_its_line_and_gives_the_status(serve: Serve, run: Any) -> 
     assert json.loads(run(cli, "hold", "3,4", "--json").out)["outcomes"][0]["code"] == "denied"
 
 
+def test_a_daemon_that_goes_away_after_an_error_does_not_hide_it(serve: Serve, run: Any) -> None:
+    def refuse(_params: dict[str, Any]) -> Any:
+        raise Refusal("not_found", "no GPU 9")
+
+    def stop(_params: dict[str, Any]) -> Any:
+        raise Refusal("internal", "the daemon stops")
+
+    serve({"drain": refuse, "reload": lambda _: {"changed": []}, "hello": stop})
+    outcome = run(cli, "drain", "9")
+    assert (outcome.status, outcome.err) == (67, "gctl: no GPU 9\n")
+    assert run(cli, "reload").status == 0  # what was asked is done
+
+
 def test_gpus_are_drained_and_resumed(serve: Serve, run: Any, golden: Any) -> None:
     resumed = {"index": 1, "uuid": "GPU-1", "state": "ok"}
     server = serve({"drain": lambda _: {"gpu": GPU}, "resume": lambda _: {"gpu": resumed}})

@@ -399,6 +399,20 @@ def test_unknown_jobs_are_67(serve: Serve, run: Any) -> None:
     assert [line.split()[0] for line in together] == ["JOBID", "8", "gq:"]
 
 
+def test_a_daemon_that_goes_away_after_an_error_does_not_hide_it(serve: Serve, run: Any) -> None:
+    def refuse(_params: dict[str, Any]) -> Any:
+        raise Refusal("not_found", "no job 7")
+
+    def stop(_params: dict[str, Any]) -> Any:
+        raise Refusal("unavailable", "the daemon stops")
+
+    serve({"job": refuse, "hello": stop, "jobs": lambda _: {"jobs": [], "total": 0}})
+    outcome = run(cli, "7")
+    assert (outcome.status, outcome.err) == (67, "gq: no job 7\n")
+    listed = run(cli)
+    assert (listed.status, listed.err) == (0, "")
+
+
 def test_an_empty_list_tells_of_a_name_that_is_nobodys(serve: Serve, run: Any) -> None:
     serve(listing([]))
     outcome = run(cli, "-u", "nosuchuser,root,4711")

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from gpusched_client import Client
 from gpusched_client.commands.gsub import cli
 from tests.client.fake_server import FakeServer, Handler, Refusal
 from tests.support.daemon import until
@@ -410,6 +411,23 @@ def test_a_log_that_a_live_job_of_mine_writes_is_warned_about(
         "submit",
         words not in ("", "-o out-%j.log", "-o /dev/null"),
     )
+
+
+@pytest.mark.parametrize("asked", ["jobs", "job"])
+def test_a_warning_that_cannot_be_had_prevents_no_submission(
+    serve: Serve, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    def refuse(_params: dict[str, Any]) -> Any:
+        raise Refusal("not_found", "no job 7")
+
+    monkeypatch.chdir(tmp_path)
+    listed = {"jobs": [{"job_id": 7, "state": "RUNNING"}], "total": 1}
+    server = serve({**accepting(), "jobs": lambda _: listed, asked: refuse})
+    outcome = run(cli, "-o", "out.log", "true")
+    assert (outcome.status, outcome.err) == (0, "")
+    assert [method for method, _ in server.requests][-2:] == [asked, "submit"]
+    with Client() as client:
+        assert client.submit(["true"], output="out.log", check=True).id == 42
 
 
 def test_the_check_of_what_is_there_can_be_left_away(serve: Serve, run: Any) -> None:
