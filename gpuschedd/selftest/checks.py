@@ -116,7 +116,7 @@ def _differences(ours: Mapping[str, GpuView], listed: Mapping[str, ListedGpu]) -
             continue
         theirs = listed.get(uuid)
         if theirs is None:
-            if gpu.state in ("ok", "drained"):
+            if _is_in_the_host(gpu):
                 yield f"GPU {shown_index(gpu.index)} ({uuid}) is the daemon's alone"
             continue
         mib = None if gpu.total_bytes is None else gpu.total_bytes // MIB
@@ -130,8 +130,13 @@ def _differences(ours: Mapping[str, GpuView], listed: Mapping[str, ListedGpu]) -
                 yield f"{what} of {uuid} is {own}, to nvidia-smi {other}"
 
 
+def _is_in_the_host(gpu: GpuView) -> bool:
+    """One that was drained may have been taken out: then nothing is read of it."""
+    return gpu.state == "ok" or (gpu.state == "drained" and gpu.used_bytes is not None)
+
+
 def _odd_slices(ours: Mapping[str, GpuView], found: Listing) -> Iterator[str]:
-    own = {uuid for uuid, gpu in ours.items() if is_slice(gpu) and gpu.state in ("ok", "drained")}
+    own = {uuid for uuid, gpu in ours.items() if is_slice(gpu) and _is_in_the_host(gpu)}
     yield from (f"slice {uuid} is the daemon's alone" for uuid in sorted(own - {*found.slices}))
 
 

@@ -84,6 +84,14 @@ def test_an_inventory_that_agrees_is_ok() -> None:
     assert inventory(OK_GPU, lost, listed=Listing((untold,)))[0] == "ok"
 
 
+@pytest.mark.parametrize("uuid", ["GPU-9", SLICE.uuid])
+def test_what_was_drained_after_it_was_taken_out_is_no_difference(uuid: str) -> None:
+    taken_out = replace(OK_GPU, uuid=uuid, state="drained", used_bytes=None)
+    assert inventory(OK_GPU, taken_out, listed=Listing((LISTED,)))[0] == "ok"
+    read = replace(taken_out, used_bytes=0)
+    assert inventory(OK_GPU, read, listed=Listing((LISTED,)))[0] == "failed"
+
+
 def test_a_gpu_that_is_missing_here_fails_unless_it_was_left_out() -> None:
     other = replace(LISTED, uuid="GPU-9", index=1)
     both = Listing((LISTED, other))
