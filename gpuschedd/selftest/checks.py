@@ -20,6 +20,8 @@ SLICE_PREFIX = "MIG-"
 CONTEXT_BYTES_MAX = 2 * GIB
 #: Sources of a peak that name processes; the last is a lower bound: nobody's memory is beside it.
 BY_PROCESS = frozenset({"driver", "sampled", "at-least"})
+#: In what is said of foreign processes to those who may not hear whose they are.
+NAMELESS = " outside the scheduler with "
 #: More than this is somebody's: drivers and displays wobble below it.
 NOISE_BYTES = 128 * MIB
 
@@ -294,6 +296,12 @@ def _nothing_to_filter(held: Held) -> str:
 # --- a stranger, and too much ---------------------------------------------------------------------
 
 
+def shows_stranger(gpu: GpuView, named: str, size: int) -> bool:
+    """So much is foreign, and the process is named, or nobody is: the host may be private."""
+    told = gpu.reason or ""
+    return (gpu.foreign_bytes or 0) >= size and (named in told or NAMELESS in told)
+
+
 def foreign_process(beside: Beside) -> Finding:
     """It is seen with pid and user, and charged to nobody."""
     gpu, report = beside.gpu, beside.report
@@ -305,8 +313,10 @@ def foreign_process(beside: Beside) -> Finding:
     size = bytes_text(beside.allocated)
     named = f"pid {beside.pid} of {beside.user}"
     told = gpu.reason or "nothing"
-    if named not in told or (gpu.foreign_bytes or 0) < beside.allocated:
+    if not shows_stranger(gpu, named, beside.allocated):
         return failed(Check.FOREIGN, f"{named} held {size}; the daemon says: {told}", gpu)
+    if named not in told:
+        named = "a process that is not named (private)"
     uses = [use.peak_bytes or 0 for use in beside.job.gpu_uses or ()]
     if max(uses, default=0) > NOISE_BYTES:
         reason = f"{bytes_text(max(uses))} of it were charged to job {beside.job.job_id}"

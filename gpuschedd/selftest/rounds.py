@@ -226,7 +226,7 @@ class SelfTest:
         yield checks.foreign_process(Beside(seen, job, stranger.pid, user, STRANGER_BYTES, own))
 
     def _until_named(self, gpu: GpuView, stranger: Stranger) -> GpuView:
-        """The GPU once the daemon names the process there, or as it was last."""
+        """The GPU once the daemon shows the process there, or as it was last."""
         last = gpu
 
         def is_named() -> bool:
@@ -234,8 +234,7 @@ class SelfTest:
             if stranger.is_over():
                 return True
             last = self._daemon.gpu(gpu.uuid) or last
-            enough = (last.foreign_bytes or 0) >= STRANGER_BYTES
-            return enough and f"pid {stranger.pid} " in (last.reason or "")
+            return checks.shows_stranger(last, f"pid {stranger.pid} ", STRANGER_BYTES)
 
         self._patience.until(is_named, SEEN_S + STRANGER_S)
         return last

@@ -12,6 +12,9 @@ from gpusched_client.terms import Cause, JobState
 from gpusched_client.wire.admin_messages import StatusResult
 from gpusched_client.wire.gpu_messages import GpuView
 from gpusched_client.wire.job_messages import GpuUseView, JobView
+from gpuschedd.gpu.attribution import ForeignProcess
+from gpuschedd.gpu.foreign import Foreign, told_of
+from gpuschedd.gpu.source import GpuProcess
 from gpuschedd.selftest import checks
 from gpuschedd.selftest.checks import Beside, Held, Report
 from gpuschedd.selftest.findings import Finding
@@ -289,6 +292,20 @@ def test_a_foreign_process_that_is_unseen_misnamed_or_charged_to_a_job_fails(
     found = checks.foreign_process(beside)
     assert result_of(found) == "failed"
     assert words in found.reason
+
+
+def test_where_owners_are_hidden_a_foreign_process_is_known_by_its_memory() -> None:
+    """As the system's daemon answers who is no admin on a `private` host."""
+    process, who = GpuProcess(9, 1, 256 * MIB), ForeignProcess(9, 1000, "bob", "python3")
+    told = told_of([Foreign(process, who, 256 * MIB)], (), hides_owners=True)
+    beside = replace(BESIDE, gpu=replace(BESIDE.gpu, reason=told.text))
+    found = checks.foreign_process(beside)
+    assert result_of(found) == "ok"
+    assert found.reason.startswith("a process that is not named (private)")
+    less = replace(beside, gpu=replace(beside.gpu, foreign_bytes=255 * MIB))
+    assert result_of(checks.foreign_process(less)) == "failed"
+    charged = replace(beside, job=JOB)
+    assert result_of(checks.foreign_process(charged)) == "failed"
 
 
 @pytest.mark.parametrize(
