@@ -194,6 +194,7 @@ def test_something_else_in_the_place_of_a_name_of_ours_has_words(tmp_path: Path,
     assert daemon.stop() == 0
     place = daemon.state_dir / name
     if name == "hint.sock":
+        place.unlink(missing_ok=True)
         place.mkdir()
     else:
         shutil.rmtree(place)
