@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 UNIT_VARIABLES = (b"NOTIFY_SOCKET", b"WATCHDOG_PID", b"WATCHDOG_USEC", b"LISTEN_PID", b"LISTEN_FDS")
 
 
+# The kernel counts it in nanoseconds: one that overflows there is over at the first tick.
+CPU_LIMIT_S_MAX = 2**33
+
+
 def open_log(what: str, path: bytes, truncate: bool) -> int:
     """A log for appending, as the user. Never waits: a FIFO without reader is an error.
 
@@ -83,6 +87,8 @@ def lower_limits(rlimits: tuple[tuple[str, int, int], ...]) -> None:
         number = getattr(resource, key, None)
         if not isinstance(number, int):
             continue  # a limit of the submitter's kernel that this one lacks
+        if number == resource.RLIMIT_CPU:
+            soft, hard = (-1 if each > CPU_LIMIT_S_MAX else each for each in (soft, hard))
         hard_now = resource.getrlimit(number)[1]
         hard_new = _lower(hard, hard_now)
         try:

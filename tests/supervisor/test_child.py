@@ -193,3 +193,10 @@ def test_a_failed_set_up_says_why(
     assert words in str(end.reason)
     assert job.started() is None
     assert not (host.work / "ran").exists()
+
+
+def test_a_cpu_limit_that_the_kernel_cannot_count_is_none(host: Host) -> None:
+    """In nanoseconds it is below zero there, and whoever has it dies at the first tick."""
+    job = host.sh("ulimit -Ht", rlimits=(("RLIMIT_CPU", -1, 2**62),))
+    assert host.wait_exit(job).code == 0
+    assert host.output(job).strip() == b"unlimited"
