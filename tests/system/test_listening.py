@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
+import os
 import shutil
 import socket
 import subprocess
@@ -202,3 +204,19 @@ def test_something_else_in_the_place_of_a_name_of_ours_has_words(tmp_path: Path,
     assert daemon.spawn().wait(30) == 78
     assert str(place) in daemon.log_text()
     assert "Traceback" not in daemon.log_text()
+
+
+def test_a_daemon_that_starts_beside_does_not_end_the_one_that_runs(tmp_path: Path) -> None:
+    """It has the removed lock file for a moment, and the lock of the directory turns it away."""
+    first = Lock(tmp_path)
+    (tmp_path / "lock").unlink()
+    beside = os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(beside, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    first.look()
+    os.close(beside)
+    first.look()
+    again = os.open(tmp_path / "lock", os.O_RDWR)
+    with pytest.raises(BlockingIOError):
+        fcntl.flock(again, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(again)
+    first.release()
