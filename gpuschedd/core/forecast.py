@@ -36,7 +36,7 @@ from gpuschedd.core.plan import plan
 from gpuschedd.core.priority import queue_order
 from gpuschedd.core.reasons import plural
 from gpuschedd.core.reservation import shadow
-from gpuschedd.core.timeline import Host, foreign_end_s, planned_end_s
+from gpuschedd.core.timeline import Host, foreign_end_s, grace_s_of, planned_end_s
 
 WALK_PASSES_MIN = 10
 WALK_WORK_MAX = 200_000
@@ -266,9 +266,10 @@ def raise_limit_allowed(
     by_s = max(before_s, snapshot.promise.start_by_s) if before_s < NEVER_S else NEVER_S
     if _shadow_s(_with_limit(snapshot, job, new_limit_s), policy, holder) <= by_s:
         return new_limit_s
+    terms_by_s = by_s - grace_s_of(job, policy)
     ends_by_s = min(
-        by_s - policy.kill_grace_s - job.decided_at_s - policy.launch_allowance_s,
-        NEVER_S if job.started_at_s is None else by_s - policy.kill_grace_s - job.started_at_s,
+        terms_by_s - job.decided_at_s - policy.launch_allowance_s,
+        NEVER_S if job.started_at_s is None else terms_by_s - job.started_at_s,
     )
     return max(present_s, min(new_limit_s, float(int(ends_by_s))))
 

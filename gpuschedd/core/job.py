@@ -75,6 +75,7 @@ class Job:
     whole: bool = False
     decided_sched_s: float | None = None
     decided_limit_s: float | None = None  # the limit at the decision; the request's may be raised
+    decided_grace_s: float | None = None  # for the kill: what the supervisor is given
     stuck: bool = False  # far past its planned end; sticky
     warned_limit_s: float | None = None  # the limit of which 90 % had passed, when it was said
     started_at_s: float | None = None
@@ -121,6 +122,7 @@ class Placed:
     grants: tuple[Grant, ...]
     whole: bool
     at_sched_s: float
+    grace_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +240,7 @@ def advance(job: Job, event: JobEvent) -> Job:
 def _apply(job: Job, event: JobEvent) -> Job:
     """The changed fields per event."""
     match event:
-        case Placed(grants, whole, at_sched_s):
+        case Placed(grants, whole, at_sched_s, grace_s):
             return replace(
                 job,
                 state=CF,
@@ -246,6 +248,7 @@ def _apply(job: Job, event: JobEvent) -> Job:
                 whole=whole,
                 decided_sched_s=at_sched_s,
                 decided_limit_s=job.request.time_limit_s,
+                decided_grace_s=grace_s,
             )
         case Started(at_s, at_sched_s):
             return replace(job, state=R, started_at_s=at_s, started_sched_s=at_sched_s)
@@ -266,7 +269,13 @@ def _apply(job: Job, event: JobEvent) -> Job:
 def _freed(job: Job) -> Job:
     """Without an allocation; the decision's time goes with it."""
     return replace(
-        job, grants=(), whole=False, decided_sched_s=None, decided_limit_s=None, stuck=False
+        job,
+        grants=(),
+        whole=False,
+        decided_sched_s=None,
+        decided_limit_s=None,
+        decided_grace_s=None,
+        stuck=False,
     )
 
 

@@ -220,6 +220,7 @@ class RunningJob:
     """A job that holds GPUs (CONFIGURING, RUNNING, COMPLETING), or a CPU slot (no `grants`).
 
     `decided_limit_s` is the limit at the decision; `time_limit_s` the present one.
+    `decided_grace_s`: the grace for the kill that its supervisor was given; None: the policy's.
     `stuck` is sticky: set by the controller when timeline.is_stuck says so.
     """
 
@@ -235,6 +236,7 @@ class RunningJob:
     time_limit_s: float | None
     decided_limit_s: float | None
     stuck: bool = False
+    decided_grace_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -463,7 +465,7 @@ class Policy:
     max_jobs_per_gpu: int = 4
     across_users: bool = True
     min_share: float = 0.25
-    kill_grace_s: float = 10.0
+    kill_grace_s: float = 10.0  # of jobs that are decided from now on
     launch_allowance_s: float = 5.0
     stuck_after_s: float = 60.0
     foreign_age_s: float = 600.0

@@ -24,7 +24,7 @@ from gpuschedd.core.model import (
 )
 from gpuschedd.core.queues import age_s
 from gpuschedd.core.reservation import shadow
-from gpuschedd.core.timeline import Host, end_if_decided_s, is_stuck
+from gpuschedd.core.timeline import Host, decided_end_s, is_stuck
 
 
 def sticks(policy: Policy) -> bool:
@@ -147,8 +147,7 @@ def _launched_in_time(job: RunningJob, _now_s: float, _policy: Policy) -> Runnin
 
 
 def _ended_in_time(job: RunningJob, now_s: float, policy: Policy) -> RunningJob | None:
-    end_s = end_if_decided_s(job.decided_at_s, job.time_limit_s, policy)
-    return None if end_s < now_s else job
+    return None if decided_end_s(job, policy) < now_s else job
 
 
 _UNDO: tuple[tuple[PromiseException, _Undo], ...] = (

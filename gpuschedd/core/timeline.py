@@ -4,7 +4,8 @@ Owns planned ends, what never ends, and the pass's working copy of the host (`Ho
 no order of jobs.
 
 Theory. Planned end = start + launch allowance + time limit + grace for the kill: nothing that we
-start is there any later. A job past that is *stuck* and, like one without limit and old foreign
+start is there any later. The grace is that of the decision, since a later policy reaches no
+supervisor that runs. A job past that end is *stuck* and, like one without limit and old foreign
 use, never ends: a time that is only hoped for would become a promise that nobody can keep.
 
 Between two starts things only leave. So what is free on a GPU grows with time, a request that fits
@@ -37,18 +38,31 @@ from gpuschedd.core.model import (
 
 
 def end_if_decided_s(decided_at_s: float, time_limit_s: float | None, policy: Policy) -> float:
-    """The planned end of a job decided at that time, before it started."""
+    """The planned end of a job that would be decided at that time, by the present policy."""
     if time_limit_s is None:
         return NEVER_S
     return decided_at_s + policy.launch_allowance_s + time_limit_s + policy.kill_grace_s
 
 
+def grace_s_of(job: RunningJob, policy: Policy) -> float:
+    """How long the job may take from TERM on, as was decided with it."""
+    return policy.kill_grace_s if job.decided_grace_s is None else job.decided_grace_s
+
+
+def decided_end_s(job: RunningJob, policy: Policy) -> float:
+    """The planned end as of the decision, whenever the job started; NEVER_S without limit."""
+    if job.time_limit_s is None:
+        return NEVER_S
+    allowed_s = policy.launch_allowance_s + job.time_limit_s
+    return job.decided_at_s + allowed_s + grace_s_of(job, policy)
+
+
 def _latest_end_s(job: RunningJob, limit_s: float, policy: Policy) -> float:
     """The later of both formulas of the planned end, which has no floor of now."""
-    end_s = end_if_decided_s(job.decided_at_s, limit_s, policy)
+    end_s = decided_end_s(job, policy)
     if job.started_at_s is None:
         return end_s
-    return max(end_s, job.started_at_s + limit_s + policy.kill_grace_s)
+    return max(end_s, job.started_at_s + limit_s + grace_s_of(job, policy))
 
 
 def is_stuck(job: RunningJob, now_s: float, policy: Policy) -> bool:

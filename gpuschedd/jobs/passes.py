@@ -49,7 +49,8 @@ def place(batch: Batch, start: Start) -> None:
     grants = tuple(
         sorted(start.grants, key=lambda grant: (index_of.get(grant.uuid, -1), grant.uuid))
     )
-    placed = batch.advance(job, Placed(grants, start.whole, batch.now_s))
+    grace_s = batch.state.policy.kill_grace_s
+    placed = batch.advance(job, Placed(grants, start.whole, batch.now_s, grace_s))
     batch.emit(
         EventKind.JOB_PLACED, placed, gpus=[index_of.get(grant.uuid, -1) for grant in grants]
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gpusched_client.terms import GpuUuid, JobId, JobState
 from gpuschedd.config.keys import Config
@@ -96,7 +96,7 @@ class State:
     def restore(cls, config: Config, loaded: Loaded, accounts: Accounts) -> State:
         """The state that was committed last."""
         policy = policy_of(config)
-        jobs = {job.job_id: job for job in loaded.jobs}
+        jobs = {job.job_id: _with_grace(job, policy) for job in loaded.jobs}
         ages = {job_id: waiting_for(jobs[job_id], age) for job_id, age in loaded.ages.items()}
         state = cls(
             config=config,
@@ -110,7 +110,7 @@ class State:
             gpu_rows={row.uuid: row for row in loaded.gpus},
             health=loaded.health,
         )
-        for job in loaded.jobs:
+        for job in jobs.values():
             state.index(job)
         state.inventory = admission.seen(state.inventory, _seen_gpus(loaded.gpus))
         for submission in loaded.submissions:
@@ -171,6 +171,13 @@ class State:
         return tuple(_running(self.jobs[job_id]) for job_id in self.holding)
 
 
+def _with_grace(job: Job, policy: Policy) -> Job:
+    """The grace of an attempt from before it was kept: what it is as the daemon starts."""
+    if not job.holds_gpus or job.decided_grace_s is not None:
+        return job
+    return replace(job, decided_grace_s=policy.kill_grace_s)
+
+
 def waiting_for(job: Job, age: Age) -> Waiting:
     """A job and its age as the core's queue takes them."""
     return Waiting(
@@ -206,6 +213,7 @@ def _running(job: Job) -> RunningJob:
         time_limit_s=job.request.time_limit_s,
         decided_limit_s=job.decided_limit_s,
         stuck=job.stuck,
+        decided_grace_s=job.decided_grace_s,
     )
 
 

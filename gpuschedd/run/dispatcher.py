@@ -195,7 +195,7 @@ class Dispatcher:
 
     def _watch_over(self, job: Job) -> None:
         """What is due of its supervisor will be seen to."""
-        self._obedience.follow(job, self._controller.state.policy.kill_grace_s)
+        self._obedience.follow(job)
 
     def _plan_maker(self, job: Job) -> MakePlan:
         async def make() -> LaunchPlan | None:

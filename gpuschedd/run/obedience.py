@@ -40,11 +40,13 @@ class Due:
     stop_s: float
 
 
-def due_of(job: Job, cancel_known_s: float, grace_s: float) -> Due:
+def due_of(job: Job, cancel_known_s: float) -> Due:
     """By the job's record. `cancel_known_s`: when this daemon first knew of its cancel; inf: none.
 
     The wall time of a cancel is not used: the clock may have been stepped since.
     """
+    assert job.decided_grace_s is not None
+    grace_s = job.decided_grace_s
     ends = [cancel_known_s]
     if job.started_sched_s is not None and job.request.time_limit_s is not None:
         ends.append(job.started_sched_s + job.request.time_limit_s)
@@ -64,11 +66,11 @@ class Obedience:
         self._cancel_known_s: dict[JobId, float] = {}
         self._timers: dict[JobId, asyncio.TimerHandle] = {}
 
-    def follow(self, job: Job, grace_s: float) -> None:
+    def follow(self, job: Job) -> None:
         """A job that holds GPUs or runs: anew after each change, and once at start-up."""
         if job.cancel is not None:
             self._cancel_known_s.setdefault(job.job_id, self._clock.now_s())
-        due = due_of(job, self._cancel_known_s.get(job.job_id, math.inf), grace_s)
+        due = due_of(job, self._cancel_known_s.get(job.job_id, math.inf))
         self._set((job.job_id, job.attempt), due, min(due.wake_s, due.stop_s))
 
     def drop(self, job_id: JobId) -> None:

@@ -84,7 +84,7 @@ class SpecMaker:
             memory_bytes=job.memory_bytes,
             cpus=job.cpus,
             tasks_max=self._state.config.jobs.max_processes,
-            grace_s=self._state.policy.kill_grace_s,
+            grace_s=self._grace_s(job),
         )
 
     def spec(self, job: Job, payload: Payload, gpus: Sequence[GrantedGpu]) -> Spec:
@@ -109,7 +109,7 @@ class SpecMaker:
             output=_log_path(payload.output or DEFAULT_OUTPUT, job),
             error=None if payload.error is None else _log_path(payload.error, job),
             time_limit_s=job.request.time_limit_s,
-            kill_grace_s=self._state.policy.kill_grace_s,
+            kill_grace_s=self._grace_s(job),
             hint_socket=os.fspath(context.hint_socket),
             scripts_dir=os.fspath(context.scripts_dir),
             allow_system_uid=config.jobs.system_users,
@@ -119,6 +119,11 @@ class SpecMaker:
             checked=payload.checked,
             niceness=payload.niceness,
         )
+
+    def _grace_s(self, job: Job) -> float:
+        """As decided with the attempt; a probe is none, and has today's."""
+        decided_s = job.decided_grace_s
+        return self._state.policy.kill_grace_s if decided_s is None else decided_s
 
     def _environment(
         self,

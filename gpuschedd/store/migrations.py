@@ -283,12 +283,15 @@ _SUMS_AND_RETENTION = (
         FROM promise JOIN job USING (job_id)""",
 )
 
+_DECIDED_GRACE = ("ALTER TABLE job ADD COLUMN decided_grace_s REAL",)
+
 MIGRATIONS: tuple[Migration, ...] = (
     Migration(1, "first tables and views", _FIRST_TABLES),
     Migration(2, "requests in brief, for lists", _BRIEFS),
     Migration(3, "a view of the promises", _PROMISES_VIEW),
     Migration(4, "jobs that wait for their environment", _ENVIRONMENT_WAITS),
     Migration(5, "checksums, counts and retention", _SUMS_AND_RETENTION, give_checksums),
+    Migration(6, "the grace that an attempt was given", _DECIDED_GRACE),
 )
 
 NEWEST = MIGRATIONS[-1].version

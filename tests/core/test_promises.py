@@ -25,6 +25,7 @@ from gpuschedd.core.model import (
     Snapshot,
 )
 from gpuschedd.core.plan import plan
+from gpuschedd.core.timeline import is_stuck
 from tests.support.core_builders import (
     EXACT,
     MARGIN,
@@ -297,6 +298,51 @@ def test_owner_may_raise_a_limit_as_far_as_no_promise_moves() -> None:
     assert raise_limit_allowed(seen, policy, JobId(4), 5000.0) == 1000.0
     spare = snapshot_of(gpus(3), busy, [waiting(2, 2)], policy=policy, promise=promise)
     assert raise_limit_allowed(spare, policy, JobId(4), DAY_S) == DAY_S
+
+
+@pytest.mark.parametrize("grace_s", [0.0, 30.0, 600.0])
+def test_another_grace_moves_no_end_of_a_job_that_was_decided(grace_s: float) -> None:
+    """Its supervisor was given 30 s, whatever the policy says by now; a launch counts likewise."""
+    policy = replace(EXACT, kill_grace_s=grace_s, promise_within_s=NEVER_S)
+    busy = [
+        running(1, [0], limit_s=570.0, decided_grace_s=30.0),
+        running(4, [1], limit_s=570.0, decided_grace_s=30.0, started_at_s=None),
+    ]
+    made = plan(held(gpus(2), busy, policy=policy), policy)
+    assert made.promise == PROMISED
+    assert not any(is_stuck(job, 660.0, policy) for job in busy)
+    assert all(is_stuck(job, 660.1, policy) for job in busy)
+
+
+def test_a_job_that_is_not_decided_yet_is_planned_with_the_grace_of_today() -> None:
+    """Job 3 would be gone by 600 with the old grace of 10 s; with 11 s it would not."""
+    busy = [running(1, [0], limit_s=590.0, decided_grace_s=10.0)]
+    queue = [waiting(2, 2), waiting(3, 1, limit_s=490.0, uid=2)]
+    for grace_s, starts in ((10.0, (3,)), (11.0, ())):
+        policy = replace(EXACT, kill_grace_s=grace_s)
+        seen = snapshot_of(gpus(2), busy, queue, now_s=100.0, policy=policy, promise=PROMISED)
+        assert plan(seen, policy).start_ids == starts
+
+
+def test_a_late_end_is_judged_by_the_grace_of_the_decision() -> None:
+    """After its 60 s, not after the 1 s of today's policy, a job is to blame."""
+    busy = [running(1, [0], limit_s=540.0, decided_grace_s=60.0)]
+    policy = replace(EXACT, kill_grace_s=1.0)
+    in_time = plan(held(gpus(1), busy, now_s=599.0, policy=policy), policy)
+    assert in_time.promise == PROMISED
+    late = plan(held(gpus(1), busy, now_s=601.0, policy=policy), policy)
+    assert late.promise == replace(PROMISED, delayed_by=PromiseException.LATE_END)
+
+
+def test_a_limit_may_be_raised_as_far_as_the_grace_of_the_decision_lets() -> None:
+    """With 100 s of it the job must be told to end 100 s before the promise, not 1 s."""
+    policy = replace(EXACT, kill_grace_s=1.0)
+    busy = [
+        running(1, [0], limit_s=100.0, decided_grace_s=100.0),
+        running(4, [1], limit_s=600.0, decided_grace_s=0.0),
+    ]
+    seen = held(gpus(2), busy, policy=policy)
+    assert raise_limit_allowed(seen, policy, JobId(1), 5000.0) == 500.0
 
 
 def test_fcfs_promises_by_distance_alone() -> None:

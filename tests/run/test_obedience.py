@@ -38,6 +38,7 @@ def job_that_runs(limit_s: float | None) -> Job:
         state=JobState.RUNNING,
         started_at_s=100.0,
         started_sched_s=100.0,
+        decided_grace_s=GRACE_S,
     )
 
 
@@ -55,7 +56,7 @@ def test_a_supervisor_is_woken_and_then_stopped_after_what_comes_first(
     job: Job, cancel_known_s: float, ends_s: float
 ) -> None:
     """Its time limit or its cancel, each with the grace."""
-    due = due_of(job, cancel_known_s, GRACE_S)
+    due = due_of(job, cancel_known_s)
     assert due.wake_s == ends_s + GRACE_S + WAKE_AFTER_S
     assert due.stop_s == ends_s + GRACE_S + STOP_AFTER_S
 
@@ -63,9 +64,16 @@ def test_a_supervisor_is_woken_and_then_stopped_after_what_comes_first(
 def test_one_whose_processes_no_signal_ends_is_given_longer() -> None:
     """It is not the supervisor that disobeys there; but nothing stays for ever."""
     job = replace(job_that_runs(50.0), state=JobState.COMPLETING, main_ended_sched_s=130.0)
-    due = due_of(job, math.inf, GRACE_S)
+    due = due_of(job, math.inf)
     assert due.wake_s == 130.0 + GRACE_S + WAKE_AFTER_S
     assert due.stop_s == 130.0 + GRACE_S + GIVE_UP_S
+
+
+def test_the_grace_that_counts_is_the_one_that_the_supervisor_was_given() -> None:
+    """After a reload to 1 s a job that uses the 60 s of its decision is not stopped in them."""
+    due = due_of(replace(job_that_runs(50.0), decided_grace_s=60.0), math.inf)
+    assert due.wake_s == 150.0 + 60.0 + WAKE_AFTER_S
+    assert due.stop_s == 150.0 + 60.0 + STOP_AFTER_S
 
 
 class Reached:
@@ -96,11 +104,12 @@ def test_what_was_due_before_the_daemon_started_is_seen_to_again(
         reached = Reached()
         clock = SchedulerClock(SystemClock(), None)
         watched = Obedience(reached, clock)
-        watched.follow(replace(job_that_runs(None), cancel=CancelOrder(1000, "alice", 1.0)), 0.0)
+        now = replace(job_that_runs(None), decided_grace_s=0.0)
+        watched.follow(replace(now, cancel=CancelOrder(1000, "alice", 1.0)))
         await asyncio.wait_for(reached.stopped.wait(), 30)
         watched.drop(JobId(7))
         overdue = replace(job_that_runs(1.0), started_sched_s=clock.now_s() - 3600.0)
-        watched.follow(overdue, 0.0)
+        watched.follow(overdue)
         reached.stopped.clear()
         await asyncio.wait_for(reached.stopped.wait(), 30)
         watched.drop(JobId(7))

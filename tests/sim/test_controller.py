@@ -27,6 +27,7 @@ from gpuschedd.jobs.controller import Evaluate
 from gpuschedd.jobs.principal import Principal
 from gpuschedd.jobs.waiting import waiting_reason
 from gpuschedd.store.history import History
+from gpuschedd.store.records import Changes
 from tests.sim.harness import CARD, GIB, Host, call_of, services_of
 
 STEPS = 120
@@ -455,6 +456,56 @@ async def _other_half_life(host: Host) -> None:
     check_accounts(host)
     await host.restart()
     assert used() == pytest.approx(before)
+    await host.controller.stop()
+    host.controller.close()
+
+
+def test_a_started_job_keeps_its_grace_through_reloads_and_restarts(tmp_path: Path) -> None:
+    """So the promise behind it stays where it is; what starts afterwards has the new one."""
+    asyncio.run(_other_grace(Host(tmp_path, 3)))
+
+
+async def _other_grace(host: Host) -> None:
+    owner = host.caller(1001)
+    whole = JobRequest(argv=(b"true",), cwd=b"/", environment={}, gpus=4, time_limit_s=3_600)
+    wanted = SubmitRequest(jobs=(whole, whole))
+    ids = (await host.ask(lambda batch: jobs_submit.submit(batch, owner, wanted, None))).job_ids
+    await host.pass_time(5.0)
+    assert host.controller.state.jobs[ids[0]].state is JobState.RUNNING
+    promise = host.controller.state.promise
+    assert promise is not None
+    for grace_s in (60.0, 1.0):
+        host.reload(f"scheduling.kill_grace={grace_s}")
+        await host.settle()
+        await host.restart()
+        assert host.controller.state.jobs[ids[0]].decided_grace_s == 10.0
+        assert host.controller.state.promise == promise
+    await host.pass_time(600.0)
+    with closing(History(host.store.path)) as history:
+        (after,), _ = history.jobs(ids=[ids[1]])
+    assert after.decided_grace_s == 1.0
+    await host.controller.stop()
+    host.controller.close()
+
+
+def test_an_attempt_from_before_the_grace_was_kept_has_that_of_the_start(tmp_path: Path) -> None:
+    """And keeps it from then on, whatever is read again."""
+    asyncio.run(_unknown_grace(Host(tmp_path, 3)))
+
+
+async def _unknown_grace(host: Host) -> None:
+    owner = host.caller(1001)
+    one = JobRequest(argv=(b"true",), cwd=b"/", environment={}, gpus=4, time_limit_s=3_600)
+    wanted = SubmitRequest(jobs=(one,))
+    (job_id,) = (
+        await host.ask(lambda batch: jobs_submit.submit(batch, owner, wanted, None))
+    ).job_ids
+    old = replace(host.controller.state.jobs[job_id], decided_grace_s=None)
+    host.store.commit(Changes(jobs={job_id: old}))
+    await host.restart()
+    host.reload("scheduling.kill_grace=60.0")
+    await host.settle()
+    assert host.controller.state.jobs[job_id].decided_grace_s == 10.0
     await host.controller.stop()
     host.controller.close()
 

@@ -128,7 +128,7 @@ def test_a_request_without_its_environment_is_shown_after_its_end(tmp_path: Path
     """It goes with the job's end, and the rest has its checksum still."""
     filled(tmp_path)
     store = Store.open(tmp_path)
-    placed = advance(a_job(2), Placed((), False, 1.0))
+    placed = advance(a_job(2), Placed((), False, 1.0, 10.0))
     store.commit(Changes(jobs={JobId(2): advance(placed, Gone(JobState.COMPLETED, 5.0, code=0))}))
     payload = store.payload(JobId(2))
     assert payload is not None
@@ -540,7 +540,7 @@ def test_a_sound_database_passes_the_long_check(tmp_path: Path) -> None:
 
 
 def _ended(number: int) -> Job:
-    placed = advance(a_job(number), Placed((), False, 1.0))
+    placed = advance(a_job(number), Placed((), False, 1.0, 10.0))
     return advance(placed, Gone(JobState.COMPLETED, 5.0, code=0))
 
 

@@ -45,7 +45,7 @@ def submit(store: Store, number: int, uid: int = 1000, script_bytes: int = 0) ->
 def end(store: Store, job: Job, day: float) -> Job:
     """It ran on a GPU, was signalled and cancelled, and has all texts that a job can have."""
     grant = Grant(GpuUuid("GPU-a"), 19, 18)
-    running = advance(job, Placed((grant,), False, 1.0))
+    running = advance(job, Placed((grant,), False, 1.0, 10.0))
     gone = Gone(JobState.CANCELLED, 5.0, code=None, signal=15, detail="d" * 4_000)
     ended = advance(replace(running, signals=tuple((n, 10) for n in range(100))), gone)
     ended = replace(
@@ -143,7 +143,7 @@ def test_what_one_batch_of_many_ends_leaves_too_much_goes_soon(
     monkeypatch.setattr(retention, "REQUEST_BYTES_PER_UID_MAX", 50_000)
     store = Store.open(tmp_path)
     jobs = [submit(store, number, script_bytes=9_000) for number in range(1, 101)]
-    placed = [advance(job, Placed((), False, 1.0)) for job in jobs]
+    placed = [advance(job, Placed((), False, 1.0, 10.0)) for job in jobs]
     ended = [advance(job, Gone(JobState.CANCELLED, 5.0)) for job in placed]
     monkeypatch.setattr(retention, "REQUESTS_PER_DROP", 10)
     store.commit(Changes(mark=mark(0), jobs={job.job_id: job for job in ended}))
