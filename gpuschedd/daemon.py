@@ -354,11 +354,11 @@ class Daemon:
             raise Invalid(f"the configuration was not changed: {error}") from error
         changed = changed_keys(self.settings, fresh)
         self.settings = fresh
-        voided = self.controller.reconfigure(fresh)
+        reload = self.controller.reconfigure(fresh)
         self.auth.forget()
         self.server.follow(fresh.limits)
         self.monitor.reconfigure()
-        broken = await self.controller.broken_by_config(voided)
+        broken = await self.controller.broken_by(reload)
         log.info("reloaded changed=%s", ",".join(changed))
         await self._look_for_names()
         shown = [f"{key} (from the next start)" if key in READ_AT_START else key for key in changed]

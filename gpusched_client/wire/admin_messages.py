@@ -93,7 +93,7 @@ class StatsRequest(Request[StatsResult]):
 
 @message
 class ReloadResult(Response):
-    """The keys whose values changed, and what that broke: a promised start."""
+    """The keys whose values changed, and what that broke: a promised start, lost or later."""
 
     changed: tuple[str, ...] = wire(TEXTS, default=())
     broken: tuple[str, ...] = wire(TEXTS, default=())

@@ -65,8 +65,8 @@ class PromiseException(StrEnum):
     STUCK_JOB = "stuck_job"
     LATE_LAUNCH = "late_launch"  # a job started later than its launch allowance
     LATE_END = "late_end"  # a job outlived its planned end
-    ADMIN_CHANGE = "admin_change"  # hold, nice or configuration changed by an admin
-    CONFIG = "config"  # a reload put its job above its user's limit, or barred its user
+    ADMIN_CHANGE = "admin_change"  # a hold or nice by an admin, or what nothing else explains
+    CONFIG = "config"  # the configuration that was read again
 
 
 class PromiseOutcome(StrEnum):

@@ -174,7 +174,7 @@ class _Pass:
         if entry is None:
             self._end_promise(PromiseOutcome.WITHDRAWN, None)
         elif not promises.sticks(self.policy):
-            self._end_promise(PromiseOutcome.LOST, PromiseException.ADMIN_CHANGE)
+            self._end_promise(PromiseOutcome.LOST, PromiseException.CONFIG)
         elif self._holder_waits_or_starts(entry):
             return merge
         # What was promised is no longer taken, of nobody's limit.

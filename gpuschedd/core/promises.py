@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from gpuschedd.core.horizon import promised_job
 from gpuschedd.core.model import (
     HOUR_S,
+    NEVER_S,
     Backfill,
     GpuState,
     Order,
@@ -98,7 +100,13 @@ def blame(
 def _at_s(snapshot: Snapshot, policy: Policy, request: Request, uid: int) -> float:
     host = Host(snapshot, policy)
     found = shadow(host, host.need(request, uid))
-    return float("inf") if found is None else found.at_s
+    return NEVER_S if found is None else found.at_s
+
+
+def holder_start_s(snapshot: Snapshot, policy: Policy) -> float:
+    """When the live promise's holder could start, as planned; inf where that is unknown."""
+    holder = promised_job(snapshot)
+    return NEVER_S if holder is None else _at_s(snapshot, policy, holder.request, holder.uid)
 
 
 _Undo = Callable[[Snapshot, Policy], Snapshot]

@@ -88,6 +88,7 @@ class GpuMonitor:
         self._strangers = Strangers()
         self.use.meter.resume(uses_before)
         self._poke = asyncio.Event()
+        self._all_seen: Sample | None = None  # the last sample, before it is narrowed to our GPUs
         self._sample: Sample | None = None
         self._factor = 1
         self._looking: asyncio.Task[bool] | None = None
@@ -168,6 +169,9 @@ class GpuMonitor:
         self._free.sharing = config.sharing
         self._free.hides_owners = config.private
         self._health.reconfigure()
+        if self._all_seen is not None:
+            self._narrow(self._all_seen)
+            self._note_warnings(self._all_seen)
         self._derive()
 
     def refresh(self) -> None:
@@ -335,7 +339,7 @@ class GpuMonitor:
     async def _judge(self, sample: Sample, began_s: float) -> None:
         """Attribute what was seen, and take it over; a sample that fails leaves the last one."""
         self._reopens = False
-        self._note_warnings((*sample.warnings, *self._inventory.unknown_names_in(sample)))
+        self._note_warnings(sample)
         processes = [process for r in sample.readings for process in r.processes or ()]
         if processes:
             await asyncio.to_thread(self._attribution.learn, processes)
@@ -364,7 +368,8 @@ class GpuMonitor:
         self.problem = text
         self._derive()
 
-    def _note_warnings(self, warnings: tuple[str, ...]) -> None:
+    def _note_warnings(self, sample: Sample) -> None:
+        warnings = (*sample.warnings, *self._inventory.unknown_names_in(sample))
         now_s = boottime_s()
         for text in warnings:
             if now_s - self._warned.get(text, -SAY_AGAIN_S) >= SAY_AGAIN_S:
@@ -385,12 +390,17 @@ class GpuMonitor:
     # --- one sample ---------------------------------------------------------------------------
 
     def _take(self, sample: Sample) -> None:
-        held = holdings_of(self._controller.state)
-        self._sample = self._health.with_checks(self._inventory.narrow(sample, held))
-        self._health.take(self._sample, self._inventory.info)
+        ours = self._narrow(sample)
+        self._health.take(ours, self._inventory.info)
         facts = self._derive()
         if facts is not None:
-            self.use.take(self._sample, facts)
+            self.use.take(ours, facts)
+        self._all_seen = sample
+
+    def _narrow(self, sample: Sample) -> Sample:
+        held = holdings_of(self._controller.state)
+        self._sample = self._health.with_checks(self._inventory.narrow(sample, held))
+        return self._sample
 
     def begin(self, job: Job) -> None:
         """A job was placed: what is in use on its GPUs before it."""

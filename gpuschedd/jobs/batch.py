@@ -45,6 +45,7 @@ class Batch:
         self.fronted: dict[JobId, None] = {}  # put before their user's others, the last one first
         self.keeps_time = False  # the clock alone is worth a commit
         self.voided: dict[JobId, PromiseException | None] = {}  # promises that end by a change
+        self.delayed: dict[JobId, PromiseException] = {}  # promises that a change makes late
         self.events: list[Event] = []
         self.audits: list[AuditRow] = []
         self.gpu_rows: dict[GpuUuid, GpuRow] = {}
@@ -69,6 +70,7 @@ class Batch:
         for job_id in child.fronted:
             self.put_in_front(job_id)
         self.voided |= child.voided
+        self.delayed |= child.delayed
         self.keeps_time = self.keeps_time or child.keeps_time
         self.events += child.events
         self.audits += child.audits

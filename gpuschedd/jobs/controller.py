@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,11 +19,7 @@ from gpusched_client.terms import JobId
 from gpuschedd.config.keys import Config
 from gpuschedd.core import admission
 from gpuschedd.core.job import Job
-from gpuschedd.core.model import (
-    Gpu,
-    Plan,
-    Waiting,
-)
+from gpuschedd.core.model import NEVER_S, Gpu, Plan, Waiting
 from gpuschedd.core.plan import plan as make_plan
 from gpuschedd.core.queues import rested
 from gpuschedd.jobs import gates, holds, passes
@@ -31,6 +27,7 @@ from gpuschedd.jobs.batch import Batch, apply
 from gpuschedd.jobs.charging import Charging
 from gpuschedd.jobs.gates import is_eligible
 from gpuschedd.jobs.host_gates import StorageGate, follow_closed
+from gpuschedd.jobs.reloads import Outlook, Reload
 from gpuschedd.jobs.snapshots import Snapshots
 from gpuschedd.jobs.state import State, age_of, policy_of, waiting_for
 from gpuschedd.jobs.waiting import host_blocked_by
@@ -226,14 +223,14 @@ class Controller:
             results.append((command, self._judge(batch, command)))
         self.counters["batches"] += 1
         self.counters["commands"] += len(commands)
-        voided = passes.voided_rows(batch, self.clock)
+        change = passes.promise_change(batch, self.clock)
         try:
-            await self._commit(batch, voided)
+            await self._commit(batch, [] if change is None else [change.row])
         except StoreFull as full:
             self._refuse_full([command for command, _ in results], full)
             return False
-        if voided:
-            self.state.promise = self.state.promise_row = None
+        if change is not None:
+            change.adopt(self.state)
         for command, result in results:
             _answer(command, result)
         return True
@@ -415,11 +412,13 @@ class Controller:
         self.charging.restore(accounts, now_s)
         self.state.rebuild_queues(now_s)
         self.hold_by_config()
+        # The file may have changed since. What the GPUs are is not known yet.
+        self._follow_promise(Reload(Outlook(self.state.promise, NEVER_S)))
 
-    def hold_by_config(self, voided: set[JobId] | None = None) -> None:
+    def hold_by_config(self, then: Callable[[Batch], None] = lambda _batch: None) -> None:
         """Hold the jobs of users whom the configuration bars, release those it no longer bars.
 
-        `voided` takes those that would lose a promise by it.
+        `then` sees what that ends.
         """
         allowed = self.state.config.jobs.users
 
@@ -428,42 +427,34 @@ class Controller:
 
         def follow(batch: Batch) -> None:
             holds.follow_config(batch, allows)
-            if voided is not None:
-                voided.update(batch.voided)
+            then(batch)
 
         self.post(follow)
 
-    def reconfigure(self, config: Config) -> Collection[JobId]:
+    def _follow_promise(self, reload: Reload) -> None:
+        self.post(lambda batch: reload.follow(batch, self.snapshots.take()))
+
+    def reconfigure(self, config: Config) -> Reload:
         """A new configuration: policy, queues, accounts, holds and the promise follow.
 
-        Whose promise that ends is in the answer once the commands are judged.
+        They do so as commands: what follows it in the same step, as the GPUs do, is seen by them.
         """
-        voided: set[JobId] = set()
+        reload = Reload(Outlook.of(self.snapshots.take(), self.state.policy))
         self.state.config = config
         self.state.policy = policy_of(config)
         # As a command: a batch that is being written has moved queues and accounts already, while
         # its jobs are not in memory yet.
         self.post(self._follow_policy)
-        self.hold_by_config(voided)
-
-        def void(batch: Batch) -> None:
-            passes.void_above_limit(batch, self.snapshots.take())
-            voided.update(batch.voided)
-
-        self.post(void)
+        self.hold_by_config(reload.note_barred)
+        self._follow_promise(reload)
         self.request_pass()
-        return voided
+        return reload
 
-    async def broken_by_config(self, voided: Collection[JobId]) -> tuple[str, ...]:
-        """What `reconfigure` has broken, once that is durable, in words."""
-        promise = self.state.promise
-        if promise is None:
-            return ()
+    async def broken_by(self, reload: Reload) -> tuple[str, ...]:
+        """What `reconfigure` has broken, in words, once that is durable."""
         # Behind the commands of `reconfigure`, so that they are committed when it is answered.
         await self.call(lambda _batch: None)
-        if promise.job_id not in voided:
-            return ()
-        return (f"the promised start of job {promise.job_id} is lost (config)",)
+        return reload.broken
 
     # --- GPUs ---------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ part of the state.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from gpusched_client.terms import EventKind, JobState
 from gpuschedd.core.horizon import rooms_of
@@ -22,6 +22,7 @@ from gpuschedd.core.model import (
     Snapshot,
     Start,
 )
+from gpuschedd.core.promises import sticks
 from gpuschedd.core.reasons import out_of_service
 from gpuschedd.core.timeline import is_stuck
 from gpuschedd.jobs import gates
@@ -85,20 +86,22 @@ def promise_rows(batch: Batch, clock: SchedulerClock, made: Plan) -> list[Promis
         rows.append(_ended_row(batch, clock, made.ended))
     promise = made.promise
     if promise is not None and promise != batch.state.promise:
-        rows.append(
-            PromiseRow(
-                job_id=promise.job_id,
-                promised_at_s=clock.to_wall_s(promise.promised_at_s),
-                promised_sched_s=promise.promised_at_s,
-                start_by_s=clock.to_wall_s(promise.start_by_s),
-                start_by_sched_s=promise.start_by_s,
-                detail=promise.delayed_by and str(promise.delayed_by),
-            )
-        )
+        rows.append(_open_row(clock, promise))
         job = batch.job(promise.job_id)
         if job is not None and _is_news(promise, batch.state.promise):
             batch.emit(EventKind.START_PROMISED, job, start_by_s=rows[-1].start_by_s)
     return rows
+
+
+def _open_row(clock: SchedulerClock, promise: Promise) -> PromiseRow:
+    return PromiseRow(
+        job_id=promise.job_id,
+        promised_at_s=clock.to_wall_s(promise.promised_at_s),
+        promised_sched_s=promise.promised_at_s,
+        start_by_s=clock.to_wall_s(promise.start_by_s),
+        start_by_sched_s=promise.start_by_s,
+        detail=promise.delayed_by and str(promise.delayed_by),
+    )
 
 
 def _ended_row(batch: Batch, clock: SchedulerClock, ended: PromiseEnd) -> PromiseRow:
@@ -129,31 +132,50 @@ def _ended_row(batch: Batch, clock: SchedulerClock, ended: PromiseEnd) -> Promis
 def _what_was_in_the_way(batch: Batch, exception: PromiseException | None) -> str | None:
     """The GPUs that the exception speaks of, or the change."""
     if exception is PromiseException.CONFIG:
+        if not sticks(batch.state.policy):
+            return "by the configuration that was read again no start is promised"
         return "the configuration that was read again leaves it no room"
     state = _STATE_OF.get(exception) if exception is not None else None
     found = [gpu for gpu in batch.state.gpus if gpu.state is state]
     return ", ".join(out_of_service(found)) or None
 
 
-def voided_rows(batch: Batch, clock: SchedulerClock) -> list[PromiseRow]:
-    """The promise's end, where its holder was changed by more than name or a shorter limit."""
-    promise = batch.state.promise
-    if promise is None or promise.job_id not in batch.voided:
-        return []
-    exception = batch.voided[promise.job_id]
-    outcome = PromiseOutcome.WITHDRAWN if exception is None else PromiseOutcome.LOST
-    return [_ended_row(batch, clock, PromiseEnd(promise, outcome, exception, batch.now_s))]
+@dataclass(frozen=True, slots=True)
+class PromiseChange:
+    """What a batch does to the live promise, made real once the row is durable."""
+
+    promise: Promise | None
+    row: PromiseRow
+
+    def adopt(self, state: State) -> None:
+        """The next pass is bound by it."""
+        state.promise = self.promise
+        state.promise_row = None if self.promise is None else self.row
 
 
-def void_above_limit(batch: Batch, snapshot: Snapshot) -> None:
-    """End the promise of a job that its user's limit, without it, leaves no room for any more."""
+def promise_change(batch: Batch, clock: SchedulerClock) -> PromiseChange | None:
+    """The promise's end, where its holder was changed by more than name or a shorter limit.
+
+    Or the cause of a delay, where a change makes it late. None: it goes on as it is.
+    """
     promise = batch.state.promise
-    job = None if promise is None else batch.job(promise.job_id)
-    if job is None or job.job_id in batch.voided:
-        return
+    if promise is None:
+        return None
+    if promise.job_id in batch.voided:
+        exception = batch.voided[promise.job_id]
+        outcome = PromiseOutcome.WITHDRAWN if exception is None else PromiseOutcome.LOST
+        end = PromiseEnd(promise, outcome, exception, batch.now_s)
+        return PromiseChange(None, _ended_row(batch, clock, end))
+    if promise.delayed_by is None and promise.job_id in batch.delayed:
+        late = replace(promise, delayed_by=batch.delayed[promise.job_id])
+        return PromiseChange(late, _open_row(clock, late))
+    return None
+
+
+def is_above_limit(job: Job, snapshot: Snapshot) -> bool:
+    """True where its user's limit leaves a promised job, were it not promised, no room."""
     room = rooms_of(replace(snapshot, promise=None)).get(job.uid)
-    if room is not None and (job.request.gpus > room[0] or room[1] < 1):
-        batch.voided[job.job_id] = PromiseException.CONFIG
+    return room is not None and (job.request.gpus > room[0] or room[1] < 1)
 
 
 def adopt_plan(state: State, made: Plan, rows: Iterable[PromiseRow]) -> None:

@@ -22,6 +22,7 @@ from gpuschedd.core.model import (
     Plan,
     Policy,
     Promise,
+    PromiseException,
     Reservation,
     RunningJob,
     Waiting,
@@ -118,7 +119,8 @@ class State:
         state.submissions_forgotten = len(state.submissions) >= RECENT_SUBMISSIONS_LOADED
         for row in loaded.promises:
             state.promise_row = row
-            state.promise = Promise(row.job_id, row.promised_sched_s, row.start_by_sched_s)
+            late = None if row.detail is None else PromiseException(row.detail)
+            state.promise = Promise(row.job_id, row.promised_sched_s, row.start_by_sched_s, late)
         return state
 
     def index(self, job: Job) -> None:

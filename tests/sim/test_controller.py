@@ -342,7 +342,7 @@ async def _closed_beside_a_promise(host: Host) -> None:
 
 
 def test_a_promise_that_the_configuration_takes_back_is_on_record(tmp_path: Path) -> None:
-    """It is an admin's change, whichever key it was."""
+    """Whichever key it was."""
     asyncio.run(_promise_taken_back(Host(tmp_path, 3)))
 
 
@@ -356,7 +356,7 @@ async def _promise_taken_back(host: Host) -> None:
     with closing(History(host.store.path)) as history:
         row = history.promise_of(ids[1])
     assert row is not None
-    assert (row.outcome, row.detail) == ("lost", "admin_change")
+    assert (row.outcome, row.detail) == ("lost", "config")
     await controller.stop()
     controller.close()
 
