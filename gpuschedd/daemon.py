@@ -325,21 +325,29 @@ class Daemon:
             self.doors.open_if_possible(Door(second, 0o600, 0o700))
 
     async def _keep_places(self) -> None:
-        """Names in the file system can be taken away: the lock's, and those of the sockets."""
+        """Names in the file system can be taken away: the lock's, the marks', the sockets'."""
+        told = ""
         while True:
             await asyncio.sleep(PLACES_EVERY_S)
+            trouble = ""
             try:
                 self.lock.look()
                 places.keep_directories(self.options.state_dir, is_system=self.options.is_system)
                 self.hints.look()
                 self.doors.look()
+                await self.controller.in_database(Store.look)
+            except StoreBroken:
+                return  # the controller ends with it
             except PLACES_LOST as lost:
                 log.error("place_lost text=%s", lost)
                 self._status = status_of(lost)
                 self._stop.set()
                 return
             except OSError as error:
-                log.warning("places_not_kept error=%s", error)
+                trouble = str(error)
+                if trouble != told:
+                    log.warning("places_not_kept error=%s", error)
+            told = trouble
 
     async def reload(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Read the configuration again: the keys that changed, and what that broke.

@@ -85,7 +85,7 @@ def _opened(state_dir: Path, path: Path) -> tuple[Path, sqlite3.Connection, str,
         instance = _instance(connection, has_content=marker.exists())
         mark = Mark(state_dir, commits)
         empty_wal(connection)  # what a killed daemon left there; a full disk leaves it
-        _write_marker(marker, instance)
+        write_marker(marker, instance)
     except BaseException:
         connection.close()
         raise
@@ -361,7 +361,8 @@ def _instance(db: sqlite3.Connection, *, has_content: bool) -> str:
     return str(found)
 
 
-def _write_marker(marker: Path, instance: str) -> None:
+def write_marker(marker: Path, instance: str) -> None:
+    """Where it is not there."""
     if marker.exists():
         return
     descriptor = os.open(marker, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)

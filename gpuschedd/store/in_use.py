@@ -9,14 +9,20 @@ takes the mark away.
 
 from __future__ import annotations
 
+import logging
 import os
 import zlib
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gpuschedd.supervisor.errors import SHORT_ERRNOS, STORAGE_ERRNOS
+from gpuschedd.system.state_dir import is_at
+
+log = logging.getLogger(__name__)
 
 MARK_NAME = "gpuschedd.in-use"
+_MARK_BYTES_MAX = 64
 SYNC_EVERY = 32  # commits; a kill loses none of those between, a power cut may
 
 
@@ -35,7 +41,9 @@ def read_mark(state_dir: Path) -> int | None:
     A mark that cannot be read accuses nobody.
     """
     try:
-        content = (state_dir / MARK_NAME).read_bytes()
+        # A FIFO in its place would be waited for.
+        with open(os.open(state_dir / MARK_NAME, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            content = file.read(_MARK_BYTES_MAX) or b""
     except FileNotFoundError:
         return None
     number, _, check = content.rstrip(b"\n").partition(b" ")
@@ -46,6 +54,16 @@ def _check(number: bytes) -> bytes:
     return b"%08x" % zlib.crc32(number)
 
 
+@contextmanager
+def _passing() -> Iterator[None]:
+    """For what comes with a later commit where there is no room, or too little else, for now."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in STORAGE_ERRNOS | SHORT_ERRNOS:
+            raise
+
+
 class Mark:
     """Written by the database thread of the daemon that has the state directory."""
 
@@ -54,33 +72,44 @@ class Mark:
         self._path = state_dir / MARK_NAME
         self._fd: int | None = None
         self._unsynced = 0
+        self._commits = commits
         self.reach(commits)
 
     def reach(self, commits: int) -> None:
         """That commit is durable. What cannot be written stays older, which is as right."""
-        try:
-            self._reach(commits)
-        except OSError as error:
-            if error.errno not in STORAGE_ERRNOS | SHORT_ERRNOS:
-                raise
+        self._commits = commits
+        with _passing():
+            self._reach()
 
-    def _reach(self, commits: int) -> None:
-        number = b"%020d" % commits
-        content = number + b" " + _check(number) + b"\n"
-        if self._fd is None:
-            self._fd = self._made(content)
+    def look(self) -> None:
+        """Make it again where it was removed or something else put in its place. Raises OSError."""
+        if self._fd is None or is_at(self._fd, self._path):
             return
-        os.pwrite(self._fd, content, 0)
+        with _passing():
+            before, self._fd = self._fd, self._made()
+            os.close(before)
+            log.warning("mark_made_again path=%s text=its name was gone", self._path)
+
+    def _content(self) -> bytes:
+        number = b"%020d" % self._commits
+        return number + b" " + _check(number) + b"\n"
+
+    def _reach(self) -> None:
+        if self._fd is None:
+            self._fd = self._made()
+            return
+        os.pwrite(self._fd, self._content(), 0)
         if self._unsynced % SYNC_EVERY == 0:
             os.fsync(self._fd)
         self._unsynced += 1
 
-    def _made(self, content: bytes) -> int:
+    def _made(self) -> int:
         """A new one in the place of the last, whole or not at all."""
         temporary = self._path.with_name(f"{MARK_NAME}.tmp")
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        temporary.unlink(missing_ok=True)
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            os.write(fd, content)
+            os.write(fd, self._content())
             os.fsync(fd)
             os.replace(temporary, self._path)
             sync_directory(self._path.parent)

@@ -21,6 +21,7 @@ from gpuschedd.store.census import COUNTED, Census, read_census, require_counts
 from gpuschedd.store.checks import check_newest
 from gpuschedd.store.columns import job_from, write_row
 from gpuschedd.store.database import (
+    MARKER_NAME,
     StoreBroken,
     StoreBusy,
     StoreFull,
@@ -32,6 +33,7 @@ from gpuschedd.store.database import (
     transaction,
     typed_errors,
     typed_opening,
+    write_marker,
 )
 from gpuschedd.store.in_use import Mark
 from gpuschedd.store.queries import gpu_uses, grants_of, read_payload
@@ -81,6 +83,12 @@ class Store:
         complete = self._is_whole and empty_wal(self._db)
         self._mark.close(complete=complete)
         self._db.close()
+
+    def look(self) -> None:
+        """Make the names beside the database again that somebody has removed. Raises OSError."""
+        if files_of(self.path) == self._files:  # or the next commit says what has happened
+            write_marker(self.path.with_name(MARKER_NAME), self.instance)
+            self._mark.look()
 
     def commit(self, changes: Changes) -> None:
         """Write one batch durably. Raises StoreFull (nothing written) or StoreBroken."""

@@ -97,9 +97,9 @@ class Lock:
         Raises AlreadyRunning where another daemon was faster, Unusable where the directory itself
         is gone or another one.
         """
-        if not _is_at(self._directory, self._state_dir):
+        if not is_at(self._directory, self._state_dir):
             raise Unusable(f"{self._state_dir} was removed or replaced while it was in use")
-        if not _is_at(self._file, self._state_dir / LOCK_NAME):
+        if not is_at(self._file, self._state_dir / LOCK_NAME):
             try:
                 before, self._file = self._file, _lock_file(self._state_dir)
             except AlreadyRunning:
@@ -149,7 +149,7 @@ def _lock_directory(state_dir: Path) -> tuple[int, bool]:
     return descriptor, True
 
 
-def _is_at(descriptor: int, path: Path) -> bool:
+def is_at(descriptor: int, path: Path) -> bool:
     """Whether path still leads to what the descriptor holds."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
