@@ -19,6 +19,7 @@ from gpusched_client.units import bytes_text
 from gpusched_client.wire.admin_messages import LoggedProblem, StatusResult
 from gpuschedd.api.limits import Connections
 from gpuschedd.core.model import GpuState
+from gpuschedd.jobs import gates
 from gpuschedd.jobs.controller import Controller
 from gpuschedd.store.database import DATABASE_NAME
 from gpuschedd.system.clock import wall_s
@@ -26,6 +27,7 @@ from gpuschedd.system.clock import wall_s
 KEPT_ERRORS_MAX = 50
 ERROR_CHARS_MAX = 1_000
 SHOWN_IDS_MAX = 10
+SHOWN_FAULTS_MAX = 3
 LITTLE_DISK_BYTES = 256 * 2**20
 
 
@@ -130,7 +132,7 @@ class HealthReport:
             database_bytes=database_bytes,
             disk_free_bytes=free_bytes,
             pass_s=self._controller.pass_s_last,
-            problems=tuple(self._problems(free_bytes)),
+            problems=tuple(self._problems(free_bytes, for_admin=for_admin)),
             last_errors=tuple(self._errors.kept) if for_admin else (),
         )
 
@@ -144,7 +146,7 @@ class HealthReport:
         except OSError:
             return None, None
 
-    def _problems(self, free_bytes: int | None) -> Iterator[str]:
+    def _problems(self, free_bytes: int | None, *, for_admin: bool) -> Iterator[str]:
         """What needs a person, each with what is known of it."""
         yield from self._gpu_problems()
         blocked = self._state.storage_blocked
@@ -156,6 +158,7 @@ class HealthReport:
             yield f"{bytes_text(free_bytes)} are left for the database"
         if self._state.host_closed is not None:
             yield f"no job starts: the host is closed to users, {self._state.host_closed}"
+        yield from self._launch_problems(tells_why=for_admin)
         yield from self._job_problems()
 
     def _gpu_problems(self) -> Iterator[str]:
@@ -168,6 +171,20 @@ class HealthReport:
             if gpu.state not in (GpuState.OK, GpuState.DRAINED):
                 yield f"GPU {gpu.label} is {gpu.state}: {gpu.state_text}"
         yield from self._gpus.needs_person
+
+    def _launch_problems(self, *, tells_why: bool) -> Iterator[str]:
+        """Jobs that are put off since the host lacks processes, threads, files, an answer of PID 1.
+
+        `tells_why`: the words may name what is a user's.
+        """
+        state, faults = self._state, dict[str, list[int]]()
+        for job_id in sorted(state.delayed | state.holding):
+            why = gates.launch_fault(state.jobs[job_id])
+            if why is not None:
+                faults.setdefault(why if tells_why else "", []).append(int(job_id))
+        for why, job_ids in list(faults.items())[:SHOWN_FAULTS_MAX]:
+            told = f": {why}" if why else ""
+            yield f"jobs that cannot be started for now, and are tried again: {_ids(job_ids)}{told}"
 
     def _job_problems(self) -> Iterator[str]:
         state = self._state

@@ -251,7 +251,10 @@ def _apply(job: Job, event: JobEvent) -> Job:
                 decided_grace_s=grace_s,
             )
         case Started(at_s, at_sched_s):
-            return replace(job, state=R, started_at_s=at_s, started_sched_s=at_sched_s)
+            # What kept it from being launched before is over.
+            return replace(
+                job, state=R, started_at_s=at_s, started_sched_s=at_sched_s, hold_detail=None
+            )
         case MainEnded(at_s, at_sched_s):
             return replace(job, state=CG, ended_at_s=at_s, main_ended_sched_s=at_sched_s)
         case Gone():

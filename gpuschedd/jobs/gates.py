@@ -92,6 +92,18 @@ class HoldGate(Gate):
 _GPUS_BEGIN = ("GPU ", "the GPUs ")
 
 
+def launch_fault(job: Job) -> str | None:
+    """Why it could not be started at the last try, while it is tried again; None: nothing is wrong.
+
+    GPUs that somebody else took in the last moment are nobody's fault.
+    """
+    is_tried_again = job.not_before_sched_s is not None or job.state is JobState.CONFIGURING
+    why = job.hold_detail
+    if why is None or job.hold is not None or not is_tried_again:
+        return None
+    return None if why.startswith(_GPUS_BEGIN) else why
+
+
 class BackoffGate(Gate):
     """Waits before the next launch, after one that failed or that the host could not make."""
 

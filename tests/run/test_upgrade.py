@@ -49,5 +49,10 @@ def test_a_supervisor_that_is_taken_away_makes_the_job_wait(
         assert reason.numbers is not None
         assert reason.numbers["failures"] == 0
         assert reason.text.startswith("the host could not start it")
+        status = daemon.run("gctl", "status")
+        assert status.returncode == 1
+        problem = f"jobs that cannot be started for now, and are tried again: {job_id}: "
+        assert f"PROBLEM: {problem}" in status.stdout
         away.rename(path)
         assert client.wait(job_id, timeout_s=60).state is JobState.COMPLETED
+        assert daemon.run("gctl", "status").returncode == 0
