@@ -62,7 +62,7 @@ def apply_report(
             assert seen.ended is not None
             _finish(batch, job, seen.ended, evidence)
         case Recovery.NODE_FAIL:
-            _node_fail(batch, job, _why_unknown(facts, report, clock))
+            _node_fail(batch, job, _why_unknown(job, facts, report, clock))
         case Recovery.CANCELLED:
             _drop_cancelled(batch, job)
         case Recovery.REQUEUE:
@@ -76,8 +76,12 @@ def apply_report(
             pass  # the runner's part: it fences, watches, or ends what is left
 
 
-def _why_unknown(facts: Facts, report: AttemptReport, clock: SchedulerClock) -> str:
-    """Why nobody can say how the attempt ended."""
+def _why_unknown(job: Job, facts: Facts, report: AttemptReport, clock: SchedulerClock) -> str:
+    """Why nobody can say how the attempt ended.
+
+    A cancel that was ordered, and that no record says was obeyed, does not make it CANCELLED: the
+    main process may have ended before, with a code that is lost.
+    """
     claim = report.seen.claim if report.seen is not None else None
     down = None if claim is None else clock.went_down_s(claim.boot_id)
     if down is not None:
@@ -86,7 +90,8 @@ def _why_unknown(facts: Facts, report: AttemptReport, clock: SchedulerClock) -> 
         return report.detail or "its job directory cannot be read"
     if facts.lost:
         return "its job directory is gone"
-    return "its supervisor ended without an exit record"
+    text = "its supervisor ended without an exit record"
+    return text if job.cancel is None else f"{text}, when it was to be {cancel_text(job.cancel)}"
 
 
 def _time_between(first_s: float, last_s: float) -> str:

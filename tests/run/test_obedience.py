@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import getpass
 import json
 import math
 import os
@@ -136,6 +137,25 @@ def test_a_cancel_reaches_a_supervisor_that_was_stopped_across_a_restart(
     daemon.start()
     with daemon.client() as client:
         assert client.wait(job.id, timeout_s=30).state is JobState.CANCELLED
+
+
+def test_a_cancel_that_nobody_can_say_was_obeyed_is_node_fail_and_names_it(
+    daemon: DaemonProcess,
+) -> None:
+    """The main process may have ended by itself before: its code is lost with the supervisor."""
+    with daemon.client() as client:
+        job = client.submit(["sleep", "600"], gpus=1)
+        until(lambda: client.job(job.id).state is JobState.RUNNING, "it runs")
+        supervisor = _supervisor_of(daemon.state_dir, job.id)
+        os.kill(supervisor, signal.SIGSTOP)
+        client.cancel([job.id], reason="typo")
+        os.kill(supervisor, signal.SIGKILL)
+        ended = client.wait(job.id, timeout_s=30)
+        assert (ended.state, ended.exit_code) == (JobState.NODE_FAIL, None)
+        assert ended.cause_detail == (
+            "its supervisor ended without an exit record, when it was to be cancelled by "
+            f"{getpass.getuser()}: typo"
+        )
 
 
 def _supervisor_of(state_dir: Path, job_id: int) -> int:
