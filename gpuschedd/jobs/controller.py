@@ -420,9 +420,10 @@ class Controller:
 
         `then` sees what that ends.
         """
-        allowed = self.state.config.jobs.users
 
         def allows(user: str) -> bool:
+            # As it is when this is judged: on a full disk that may be after another reload.
+            allowed = self.state.config.jobs.users
             return holds.is_allowed(user, self.snapshots.groups_named(user), allowed)
 
         def follow(batch: Batch) -> None:
@@ -451,9 +452,16 @@ class Controller:
         return reload
 
     async def broken_by(self, reload: Reload) -> tuple[str, ...]:
-        """What `reconfigure` has broken, in words, once that is durable."""
-        # Behind the commands of `reconfigure`, so that they are committed when it is answered.
-        await self.call(lambda _batch: None)
+        """What `reconfigure` has broken, in words, once that is durable.
+
+        Without room on the disk it is in force all the same, and becomes durable with the rest.
+        """
+        try:
+            # Behind the commands of `reconfigure`: they are committed when it is answered.
+            await self.call(lambda _batch: None)
+        except StorageError:
+            blocked = self.state.storage_blocked
+            return *reload.broken, f"what changes for jobs is written once there is room: {blocked}"
         return reload.broken
 
     # --- GPUs ---------------------------------------------------------------------------------

@@ -42,6 +42,7 @@ from gpuschedd.gpu.source import GpuInfo
 from gpuschedd.jobs.attempts import NO_EVIDENCE, Evidence
 from gpuschedd.jobs.controller import Controller
 from gpuschedd.jobs.principal import Principal
+from gpuschedd.jobs.reloads import Reload
 from gpuschedd.jobs.state import State, policy_of
 from gpuschedd.run.dispatcher import Dispatcher
 from gpuschedd.run.spec import LaunchContext
@@ -99,7 +100,9 @@ class World:
     agenda: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
     disk_full: bool = False
     loop: asyncio.AbstractEventLoop | None = None
-    midway: Callable[[], None] | None = None  # happens once, while the next batch is being written
+    midway: Callable[[], object] | None = (
+        None  # happens once, while the next batch is being written
+    )
     _count: int = 0
 
     def later(self, delay_s: float, act: Callable[[], None]) -> None:
@@ -232,7 +235,7 @@ class PlayedRunner:
         self.look(key)
 
 
-async def _done(act: Callable[[], None]) -> None:
+async def _done(act: Callable[[], object]) -> None:
     act()
 
 
@@ -334,10 +337,10 @@ class Host:
         self.gpus = tuple(seen)
         self.controller.set_gpus(self.gpus)
 
-    def reload(self, *overrides: str) -> None:
+    def reload(self, *overrides: str) -> Reload:
         """What `gctl reload` does after such a change of the configuration."""
         self.settings = config_file.load(Path("none"), [*SETTINGS, *overrides])
-        self.controller.reconfigure(self.settings)
+        return self.controller.reconfigure(self.settings)
 
     def reload_midway(self, *overrides: str) -> None:
         """The same while the next batch is being written."""

@@ -510,6 +510,94 @@ async def _unknown_grace(host: Host) -> None:
     host.controller.close()
 
 
+def test_a_reload_on_a_full_disk_is_in_force_and_written_with_the_first_room(
+    tmp_path: Path,
+) -> None:
+    """The answer says so; until then nobody is held or loses a promise, and nothing starts."""
+    asyncio.run(_reload_without_room(Host(tmp_path, 3)))
+
+
+async def _promised_behind(host: Host) -> list[JobId]:
+    """A job on all GPUs, and one that is promised them."""
+    owner = host.caller(1001)
+    whole = JobRequest(argv=(b"true",), cwd=b"/", environment={}, gpus=4, time_limit_s=3_600)
+    wanted = SubmitRequest(jobs=(whole, whole))
+    result = await host.ask(lambda batch: jobs_submit.submit(batch, owner, wanted, None))
+    await host.pass_time(5.0)
+    assert host.promised_job() == result.job_ids[1]
+    return list(result.job_ids)
+
+
+async def _reload_on_full_disk(host: Host, *overrides: str) -> tuple[str, ...]:
+    """What its admin is told."""
+    host.world.disk_full = True
+    asking = asyncio.ensure_future(host.controller.broken_by(host.reload(*overrides)))
+    await asyncio.sleep(0)
+    await host.controller.step()
+    return await asking
+
+
+async def _get_room(host: Host) -> None:
+    host.world.disk_full = False
+    host.controller.state.storage_blocked = None
+    await host.settle()
+
+
+async def _reload_without_room(host: Host) -> None:
+    controller, ids = host.controller, await _promised_behind(host)
+    told = await _reload_on_full_disk(host, "limits.max_gpus=3", 'jobs.users=["nobody"]')
+    full = "what changes for jobs is written once there is room: database or disk is full"
+    assert told == (f"the promised start of job {ids[1]} is lost (config)", full)
+    assert host.promised_job() == ids[1]
+    assert controller.state.jobs[ids[1]].hold is None
+    check_books(host)
+    check_queue(host)
+    check_accounts(host)
+    await host.restart()  # its file is read again by then
+    await _get_room(host)
+    assert host.promised_job() is None
+    assert host.controller.state.jobs[ids[1]].hold == "config"
+    with closing(History(host.store.path)) as history:
+        row = history.promise_of(ids[1])
+    assert row is not None
+    assert (row.outcome, row.detail) == ("lost", "config")
+    check_books(host)
+    check_queue(host)
+    await host.controller.stop()
+    host.controller.close()
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("limits.max_gpus=3",),
+        ('jobs.users=["nobody"]',),
+        ('scheduling.backfill="off"',),
+        ('scheduling.promise_within="0s"', "limits.max_jobs=1"),
+    ],
+)
+def test_a_reload_that_is_taken_back_before_it_was_written_has_broken_nothing(
+    tmp_path: Path, overrides: tuple[str, ...]
+) -> None:
+    """What is written with the first room is what the configuration says by then."""
+    asyncio.run(_taken_back(Host(tmp_path, 3), overrides))
+
+
+async def _taken_back(host: Host, overrides: tuple[str, ...]) -> None:
+    ids = await _promised_behind(host)
+    promise = host.controller.state.promise
+    assert len(await _reload_on_full_disk(host, *overrides)) == 2
+    assert len(await _reload_on_full_disk(host)) == 1
+    await _get_room(host)
+    assert host.controller.state.promise == promise
+    assert host.controller.state.jobs[ids[1]].hold is None
+    check_books(host)
+    check_queue(host)
+    check_accounts(host)
+    await host.controller.stop()
+    host.controller.close()
+
+
 def test_time_that_a_pass_takes_moves_no_promise(tmp_path: Path) -> None:
     """What it starts is decided at the time it planned with, not when it is done."""
     asyncio.run(_promise_beside_a_start(Host(tmp_path, 1)))
