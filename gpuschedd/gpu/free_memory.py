@@ -172,7 +172,7 @@ class FreeMemory:
             if process.used_bytes is not None:
                 self._has_sizes.add(info.uuid)
         count.ownerless = self._ownerless(info, reading)
-        self._charge(info, count, at_home)
+        self._charge(info, count, held)
         self._give(info, count, held)
         return count
 
@@ -198,16 +198,16 @@ class FreeMemory:
         listed = sum(process.used_bytes or 0 for process in reading.processes)
         return max(0, reading.listed_used_bytes - listed)
 
-    def _charge(self, info: GpuInfo, count: Count, at_home: set[JobKey]) -> None:
-        """Ownerless memory that came with the only job is that job's."""
-        if not at_home:
+    def _charge(self, info: GpuInfo, count: Count, held: Sequence[Holding]) -> None:
+        """Ownerless memory that came with the only job is that job's; not what came before it."""
+        if not count.own and not any(holding.runs for holding in held):
             self._empty_ownerless[info.uuid] = count.ownerless
             self._seen_empty.add(info.uuid)
             return
         # What an earlier job left behind may have gone since.
         before = min(count.ownerless, self._empty_ownerless.get(info.uuid, count.ownerless))
         self._empty_ownerless[info.uuid] = before
-        if len(at_home) == 1 and len(count.own) == 1 and not count.foreign:
+        if len(held) == 1 and len(count.own) == 1 and not count.foreign:
             count.charged = max(0, count.ownerless - before)
             count.ownerless -= count.charged
 

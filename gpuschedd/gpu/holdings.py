@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gpusched_client.terms import GpuUuid, JobState
+from gpuschedd.core.job import Job
 from gpuschedd.gpu.attribution import JobKey
 from gpuschedd.jobs.state import State
 
@@ -18,6 +19,12 @@ class Holding:
     held_bytes: int
     uid: int = -1
     may_hide: bool = True  # it runs and shares the GPU: what nobody can match may be its
+    runs: bool = True  # False: decided, and nothing of it is there yet
+
+
+def may_be_there(state: State, job: Job) -> bool:
+    """False for one whose launch is under way; a start that no disk took yet may be one."""
+    return job.state is not JobState.CONFIGURING or state.storage_blocked is not None
 
 
 Holdings = Mapping[GpuUuid, Sequence[Holding]]
@@ -29,7 +36,8 @@ def holdings_of(state: State) -> dict[GpuUuid, list[Holding]]:
     for job_id in state.holding:
         job = state.jobs[job_id]
         for grant in job.grants:
-            may_hide = not job.whole and job.state is not JobState.CONFIGURING
-            holding = Holding((job_id, job.attempt), grant.held_bytes, job.uid, may_hide)
+            runs = may_be_there(state, job)
+            may_hide = runs and not job.whole
+            holding = Holding((job_id, job.attempt), grant.held_bytes, job.uid, may_hide, runs)
             found.setdefault(grant.uuid, []).append(holding)
     return found

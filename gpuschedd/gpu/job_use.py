@@ -13,6 +13,7 @@ from gpuschedd.core.job import Job
 from gpuschedd.core.model import Grant
 from gpuschedd.gpu.attribution import JobKey
 from gpuschedd.gpu.facts import GpuFacts, Violation
+from gpuschedd.gpu.holdings import may_be_there
 from gpuschedd.gpu.metering import UseMeter
 from gpuschedd.gpu.source import Sample
 from gpuschedd.jobs.batch import Batch
@@ -48,13 +49,14 @@ class JobUse:
             if uuid in readings:
                 self.meter.add(key, readings[uuid], seen, step_s, whole=key in whole)
         for job in self._holders():
-            if job.state is JobState.CONFIGURING:
-                continue
             key = (job.job_id, job.attempt)
-            for grant in job.grants:
-                reading = readings.get(grant.uuid)
-                if reading is not None and (key, grant.uuid) not in facts.seen:
-                    self.meter.add_absent(key, reading, step_s, whole=job.whole)
+            for reading in (readings[g.uuid] for g in job.grants if g.uuid in readings):
+                own = facts.seen.get((key, reading.uuid))
+                if job.state is not JobState.CONFIGURING:
+                    if own is None:
+                        self.meter.add_absent(key, reading, step_s, whole=job.whole)
+                elif not (own and own.pids) and not may_be_there(self._controller.state, job):
+                    self.meter.begin_anew(key, reading)
         moved = self.meter.to_save(boottime_s())
         if moved:
             self._controller.post(lambda batch: batch.gpu_uses.extend(moved))

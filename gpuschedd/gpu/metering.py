@@ -67,6 +67,12 @@ class UseMeter:
         for uuid in uuids:
             meters.setdefault(uuid, _Meter(before_bytes=used.get(uuid)))
 
+    def begin_anew(self, key: JobKey, reading: GpuReading) -> None:
+        """A placed job, nothing of which is on that GPU yet: what is in use now is not its."""
+        meter = self._meters.get(key, {}).get(reading.uuid)
+        if meter is not None and meter.earlier is None and reading.used_bytes is not None:
+            meter.before_bytes, meter.device_most = reading.used_bytes, None
+
     def resume(self, uses: Iterable[GpuUse]) -> None:
         """Figures from before a restart of the daemon."""
         for use in uses:

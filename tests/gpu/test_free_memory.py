@@ -312,6 +312,34 @@ def test_a_job_that_does_not_run_yet_explains_no_memory(judge: Judge) -> None:
     assert headroom(gpu) < 20 * GIB
 
 
+def test_a_leak_between_the_decision_and_the_start_is_not_the_job_s(judge: Judge) -> None:
+    """It came after the last look at the empty GPU, before anything of the job was there."""
+    judge.owners[7] = key(1)
+    judge.gpu(sample(0))
+    decided = {UUID: [Holding(key(1), 48 * GIB, may_hide=False, runs=False)]}
+    assert judge.facts(sample(150 * MIB), holdings=decided).seen == {}
+    runs = {UUID: [Holding(key(1), 48 * GIB, may_hide=False)]}
+    alone = judge.facts(sample(GIB + 150 * MIB, (7, GIB)), holdings=runs)
+    assert (alone.seen[key(1), UUID].used_bytes, alone.seen[key(1), UUID].charged) == (GIB, False)
+    managed = judge.facts(sample(3 * GIB + 150 * MIB, (7, GIB)), holdings=runs)
+    assert managed.seen[key(1), UUID].used_bytes == 3 * GIB
+    gone = judge.facts(sample(2 * GIB, (7, GIB)), holdings=runs)
+    assert gone.seen[key(1), UUID].used_bytes == 2 * GIB - 150 * MIB
+
+
+def test_memory_that_came_with_a_process_of_the_job_is_its_though_it_is_not_said_to_run(
+    judge: Judge,
+) -> None:
+    """The sample may be ahead of the report of its start."""
+    judge.owners[7] = key(1)
+    judge.gpu(sample(0))
+    decided = {UUID: [Holding(key(1), 48 * GIB, may_hide=False, runs=False)]}
+    judge.facts(sample(3 * GIB, (7, GIB)), holdings=decided)
+    runs = {UUID: [Holding(key(1), 48 * GIB, may_hide=False)]}
+    facts = judge.facts(sample(3 * GIB, (7, GIB)), holdings=runs)
+    assert facts.seen[key(1), UUID].used_bytes == 3 * GIB
+
+
 def test_beside_memory_of_nobody_a_job_s_figure_is_a_lower_bound(judge: Judge) -> None:
     """Managed memory is on no process: whose it is, of two jobs, nobody can tell."""
     judge.owners |= {7: key(1), 8: key(2)}

@@ -55,6 +55,19 @@ def test_of_a_shared_gpu_a_job_that_is_not_there_does_nothing() -> None:
     assert meter.uses(key(1)) == (use,)
 
 
+def test_what_is_in_use_until_a_job_is_there_is_not_its_by_difference() -> None:
+    """It came, or went, between the decision and the start."""
+    meter = UseMeter()
+    for used in (0, 9 * GIB, 2 * GIB):
+        before = GpuReading(UUID, used, 48 * GIB - used)
+        meter.begin(key(1), [UUID], {UUID: used})
+        meter.add(key(1), before, seen(None), 1.0)
+        meter.begin_anew(key(1), before)
+    meter.add(key(1), GpuReading(UUID, 5 * GIB, 43 * GIB), seen(None), 1.0)
+    (use,) = meter.uses(key(1))
+    assert (use.peak_bytes, use.peak_source) == (3 * GIB, "device")
+
+
 def test_a_peak_beside_memory_of_nobody_is_a_lower_bound_without_a_verdict() -> None:
     """1000 MiB by the driver, 9000 in truth: to ask for 1.03 GiB would end in "out of memory"."""
     meter = UseMeter()

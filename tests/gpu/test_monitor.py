@@ -325,6 +325,22 @@ def test_gq_shows_what_a_job_used_and_how_it_ended(
         assert client.job(idle.id).vram_peak_bytes is None
 
 
+def test_a_leak_that_came_just_before_a_job_is_not_its_peak(
+    driver: FakeDriver, daemon_over: Start, tmp_path: Path
+) -> None:
+    """No regular look has seen it; the one before the launch does."""
+    go = tmp_path / "go"
+    daemon = daemon_over(driver, "--set", "gpu_sample_interval=2.0")
+    with daemon.client() as client:
+        driver.gpu(0, ownerless=150 * MIB)
+        words = claim("--vram", "1000", "--hold", "0", "--until", str(go))
+        job = client.submit(words, output="/dev/null")
+        peak = until(lambda: client.job(job.id).vram_peak_bytes, "it is seen")
+        go.touch()
+        assert client.wait(job.id, timeout_s=30).state is JobState.COMPLETED
+    assert peak == 1000 * MIB
+
+
 def test_a_spike_of_a_tenth_of_a_second_shows_where_the_driver_keeps_accounts(
     driver: FakeDriver, daemon_over: Start
 ) -> None:
