@@ -2,28 +2,26 @@
 
 Per GPU the larger of promised and seen counts: foreign processes at their buffered peak until they
 exit, memory that no process owns, jobs at what they hold. Turns a sample into the core's Gpu facts.
-Reads nothing: who a process belongs to and what it is called is handed in.
+Whose what is in use is says `ownership`. Reads nothing.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from gpusched_client.terms import GpuUuid, JobId
 from gpusched_client.units import MIB, bytes_text
 from gpuschedd.config.keys import Sharing
 from gpuschedd.core.model import Gpu
-from gpuschedd.gpu.attribution import ForeignProcess, JobKey
+from gpuschedd.gpu.attribution import JobKey
 from gpuschedd.gpu.facts import Count, GpuFacts, Violation
 from gpuschedd.gpu.foreign import (
     STEP_BYTES,
     Foreign,
-    ProcessKey,
     Told,
     ignore_hint,
-    is_quiet,
     keepers_of_exclusive,
     largest_first,
     threshold_hint,
@@ -32,16 +30,14 @@ from gpuschedd.gpu.foreign import (
 from gpuschedd.gpu.holdings import Holding, Holdings
 from gpuschedd.gpu.lasting import LastingMemory
 from gpuschedd.gpu.metering import Seen
+from gpuschedd.gpu.ownership import DescribeForeign, OwnerOf, Ownership, explained_by
 from gpuschedd.gpu.service_state import GpuConditions, identity_of, with_state
-from gpuschedd.gpu.source import GpuInfo, GpuProcess, GpuReading, Sample
+from gpuschedd.gpu.source import GpuInfo, GpuReading, Sample
 from gpuschedd.system.clock import boottime_s
 
 RELEASE_LAG_S = 30.0  # ownerless memory is the last job's for so long after its end
 HIDDEN_BYTES = 64 * MIB  # ownerless, beside a job: it may be the job's
 BASELINE_SHARE_MAX = 0.25  # of a card: a desktop before our first job takes no more
-
-OwnerOf = Callable[[GpuProcess], JobKey | None]
-DescribeForeign = Callable[[GpuProcess], ForeignProcess]
 
 
 class FreeMemory:
@@ -58,20 +54,14 @@ class FreeMemory:
         self.sharing = sharing
         self.hides_owners = False  # from all but admins: the host is private
         self._lasting = LastingMemory(lambda: self.sharing.idle_threshold_bytes)
-        self._desktop_uid = desktop_uid
         self._owner_of = owner_of
-        self._describe = describe
-        self._foreign_peaks: dict[ProcessKey, int] = {}
+        self._ownership = Ownership(lambda: self.sharing, owner_of, describe, desktop_uid)
         self._foreign_since_s: dict[GpuUuid, float] = {}
         self._own_peaks: dict[tuple[JobKey, GpuUuid], int] = {}
         self._ended: dict[GpuUuid, tuple[float, JobId]] = {}  # boot time, last job
         self._last: dict[GpuUuid, Gpu] = {}  # use and foreign use by the last sample that counts
         self._release_ends_s: dict[GpuUuid, float] = {}
         self._held_up: set[GpuUuid] = set()  # foreign use was there before the last job ended
-        self._empty_ownerless: dict[GpuUuid, int] = {}  # while no job was there
-        self._seen_empty: set[GpuUuid] = set()
-        self._may_be_ours: dict[ProcessKey, bool] = {}  # came while our jobs held more than shown
-        self._has_sizes: set[GpuUuid] = set()  # the driver tells what a process holds
         self._baseline: dict[GpuUuid, int] = {}  # in use before our first job
 
     def job_ended(self, key: JobKey, uuids: Iterable[GpuUuid], at_s: float) -> None:
@@ -109,7 +99,7 @@ class FreeMemory:
                 # Its processes may be those of the job that has ended: what was known before stays.
                 gpu = replace(before, index=gpu.index, index_is_past=gpu.index_is_past)
             elif reading is not None and reading.fault in (None, "unsupported"):
-                count = self._count(info, reading, held, live)
+                count = self._ownership.count(info, reading, held, live)
                 seen_keys |= {foreign.key(info.uuid) for foreign in count.foreign}
                 self._see(info, reading, count, held, seen)
                 lag_s = self._release_lag_s(info.uuid)
@@ -128,7 +118,7 @@ class FreeMemory:
                     gpu = self._without_memory(gpu, info, reading, count)
             gpu = replace(gpu, fresh=not self._is_outdated(info.uuid, sample))
             gpus.append(with_state(gpu, info, reading, conditions))
-        self._forget_foreign(seen_keys, listed)
+        self._ownership.forget(seen_keys, listed)
         for own, entry in seen.items():
             self._own_peaks[own] = max(entry.used_bytes or 0, self._own_peaks.get(own, 0))
         return GpuFacts(
@@ -147,94 +137,6 @@ class FreeMemory:
         ended_s, _ = self._ended.get(uuid, (0.0, None))
         return sample.taken_boottime_s < ended_s
 
-    def _forget_foreign(self, seen: set[ProcessKey], listed: set[GpuUuid]) -> None:
-        """A foreign peak lasts until its process has left its GPU's list."""
-        gone = [key for key in self._foreign_peaks if key not in seen and key[0] in listed]
-        for key in gone:
-            del self._foreign_peaks[key]
-            self._may_be_ours.pop(key, None)
-
-    # --- who is on it -------------------------------------------------------------------------
-
-    def _count(
-        self, info: GpuInfo, reading: GpuReading, held: Sequence[Holding], live: set[JobKey]
-    ) -> Count:
-        """The processes by whom they belong to, and the memory of nobody."""
-        count = Count()
-        at_home = {holding.key for holding in held}
-        for process in reading.processes or ():
-            key = self._owner_of(process)
-            if key in at_home:
-                assert key is not None
-                count.own.setdefault(key, []).append(process)
-            else:
-                count.foreign.append(self._foreign(info, process, key, live))
-            if process.used_bytes is not None:
-                self._has_sizes.add(info.uuid)
-        count.ownerless = self._ownerless(info, reading)
-        self._charge(info, count, held)
-        self._give(info, count, held)
-        return count
-
-    def _foreign(
-        self, info: GpuInfo, process: GpuProcess, key: JobKey | None, live: set[JobKey]
-    ) -> Foreign:
-        process_key = (info.uuid, process.pid, process.start_ticks)
-        peak = max(process.used_bytes or 0, self._foreign_peaks.get(process_key, 0))
-        self._foreign_peaks[process_key] = peak
-        who = self._describe(process)
-        note = None
-        if key is not None:
-            of_job = f"pid {process.pid} of job {key[0]}"
-            note = f"{of_job}, not granted to it" if key in live else f"{of_job}, left behind"
-        quiet = is_quiet(process, who, peak, self.sharing, self._desktop_uid)
-        return Foreign(process, who, peak, note, quiet)
-
-    @staticmethod
-    def _ownerless(info: GpuInfo, reading: GpuReading) -> int:
-        """Managed memory, leaks, dead processes; not what the host has on memory of both."""
-        if reading.processes is None or reading.listed_used_bytes is None or info.is_hosts:
-            return 0
-        listed = sum(process.used_bytes or 0 for process in reading.processes)
-        return max(0, reading.listed_used_bytes - listed)
-
-    def _charge(self, info: GpuInfo, count: Count, held: Sequence[Holding]) -> None:
-        """Ownerless memory that came with the only job is that job's; not what came before it."""
-        if not count.own and not any(holding.runs for holding in held):
-            self._empty_ownerless[info.uuid] = count.ownerless
-            self._seen_empty.add(info.uuid)
-            return
-        # What an earlier job left behind may have gone since.
-        before = min(count.ownerless, self._empty_ownerless.get(info.uuid, count.ownerless))
-        self._empty_ownerless[info.uuid] = before
-        if len(held) == 1 and len(count.own) == 1 and not count.foreign:
-            count.charged = max(0, count.ownerless - before)
-            count.ownerless -= count.charged
-
-    def _give(self, info: GpuInfo, count: Count, held: Sequence[Holding]) -> None:
-        """What came while our jobs hold more than they show is theirs first; beyond that foreign.
-
-        In a container the driver's pids say nothing, and a job's own container is not its child.
-        """
-        unshown = sum(
-            max(0, holding.held_bytes - self._explained_by(holding, count))
-            for holding in held
-            if holding.may_hide
-        )
-        uids = {holding.uid for holding in held}
-        for foreign in count.foreign:
-            is_match = foreign.note is None and (foreign.is_alien or foreign.who.uid in uids)
-            self._may_be_ours.setdefault(foreign.key(info.uuid), is_match and unshown > 0)
-        if held:
-            before = self._empty_ownerless[info.uuid] if info.uuid in self._seen_empty else 0
-            count.hidden = max(0, count.ownerless - before)
-        count.given = min(unshown, count.hidden)
-        left = unshown - count.given
-        for foreign in count.foreign:
-            if self._may_be_ours[foreign.key(info.uuid)]:
-                foreign.given = min(left, foreign.peak)
-                left -= foreign.given
-
     def _see(
         self,
         info: GpuInfo,
@@ -245,7 +147,7 @@ class FreeMemory:
     ) -> None:
         """What each of our jobs uses here; the only one is here also where nobody can be listed."""
         if reading.processes is None and len(held) == 1:
-            remembered = any(uuid == info.uuid for uuid, _, _ in self._foreign_peaks)
+            remembered = bool(self._ownership.foreign_peaks(info.uuid))
             seen[held[0].key, info.uuid] = Seen(None, False, (), 1, remembered)
         noisy = any(not foreign.is_quiet for foreign in count.foreign)
         hides = count.hidden >= HIDDEN_BYTES or any(foreign.given for foreign in count.foreign)
@@ -288,7 +190,10 @@ class FreeMemory:
         buffer = 1 + self.sharing.spike_buffer
         peaks = sum(math.ceil((each.peak - each.given) * buffer) for each in count.foreign)
         if reading.processes is None:
-            peaks = self._remembered(info.uuid, reading.used_bytes, buffer)
+            # While no list tells who is still there: no more than is in use.
+            remembered = self._ownership.foreign_peaks(info.uuid)
+            most = _in_steps(reading.used_bytes)
+            peaks = min(most, sum(math.ceil(peak * buffer) for peak in remembered))
         known = peaks + _in_steps(count.ownerless - count.given)
         unexplained = 0
         if not info.coherent:
@@ -339,7 +244,7 @@ class FreeMemory:
         uuid, used = info.uuid, reading.used_bytes or 0
         if not held and uuid not in self._ended:
             self._baseline[uuid] = used
-        tells = uuid in self._has_sizes or reading.processes == ()
+        tells = self._ownership.tells_sizes(uuid) or reading.processes == ()
         if tells or any(not foreign.process.graphics_only for foreign in loud):
             return 0
         most = int(BASELINE_SHARE_MAX * (info.total_bytes or 0))
@@ -353,11 +258,6 @@ class FreeMemory:
             return ignore_hint(named)
         total = sum(foreign.peak for foreign in loud) + nobodys
         return threshold_hint(total, self.sharing.idle_threshold_bytes)
-
-    def _remembered(self, uuid: GpuUuid, used: int, buffer: float) -> int:
-        """Foreign peaks while no list tells who is still there: no more than is in use."""
-        peaks = [peak for key, peak in self._foreign_peaks.items() if key[0] == uuid]
-        return min(_in_steps(used), sum(math.ceil(peak * buffer) for peak in peaks))
 
     def _leaves_by_s(
         self, uuid: GpuUuid, count: Count, foreign_bytes: int, now_s: float
@@ -395,21 +295,12 @@ class FreeMemory:
         most = sum(holding.held_bytes for holding in held)
         if reading.processes is None:
             return most
-        listed = sum(self._explained_by(holding, count) for holding in held)
+        listed = sum(explained_by(holding, count) for holding in held)
         since = 0
         if reading.used_bytes is not None and reading.listed_used_bytes is not None:
             since = max(0, reading.used_bytes - reading.listed_used_bytes)
         given = count.given + sum(foreign.given for foreign in count.foreign)
         return min(most, listed + given + since)
-
-    @staticmethod
-    def _explained_by(holding: Holding, count: Count) -> int:
-        processes = count.own.get(holding.key, [])
-        sizes = [process.used_bytes for process in processes]
-        if None in sizes:
-            return holding.held_bytes  # it is there, and nobody can say with how much
-        used = sum(size for size in sizes if size is not None)
-        return min(holding.held_bytes, used + (count.charged if processes else 0))
 
     def _without_memory(
         self,
