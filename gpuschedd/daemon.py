@@ -16,7 +16,7 @@ from typing import Any
 
 from gpusched_client import __version__, paths
 from gpusched_client.errors import GpuschedError, StorageError
-from gpusched_client.terms import HoldKind, Launch, Mode
+from gpusched_client.terms import Launch, Mode
 from gpuschedd.api.auth import Authenticator
 from gpuschedd.api.backups import Backups
 from gpuschedd.api.expected import ExpectedStarts
@@ -36,7 +36,7 @@ from gpuschedd.exits import EX_CONFIG, EX_IOERR, PLACES_LOST, how_it_ended, stat
 from gpuschedd.gpu.attribution import Attribution
 from gpuschedd.gpu.monitor import GpuMonitor, first_look
 from gpuschedd.gpu.vendors import vendor_of, with_visible_gpus
-from gpuschedd.jobs import holds
+from gpuschedd.jobs.account_watch import AccountWatch
 from gpuschedd.jobs.controller import Controller
 from gpuschedd.jobs.state import State, policy_of
 from gpuschedd.jobs.upkeep import Upkeep
@@ -70,7 +70,6 @@ log = logging.getLogger("gpuschedd")
 
 THREAD_TURN_S = 0.0001  # the loop waits so long at each call of the system while a thread is busy
 COLLECTOR = (50_000, 20, 100)
-ACCOUNTS_EVERY_S = 60.0
 PLACES_EVERY_S = 2.0
 WORK_THREADS = 4  # for what blocks and has no pool of its own
 FIRST_SWEEP_S = 60.0  # READY=1 does not wait longer than this for the first look at the GPUs
@@ -245,7 +244,7 @@ class Daemon:
                 self.dispatcher.look_regularly,
                 self._keep_places,
                 self._feed_watchdog,
-                self._look_for_accounts,
+                AccountWatch(self.controller, self.accounts).look_regularly,
                 self._look_for_names,
             )
             helpers += [asyncio.ensure_future(kept_up(work)) for work in regular]
@@ -382,22 +381,6 @@ class Daemon:
         except GpuschedError as error:
             log.error("reload_refused error=%s", error)
         self.manager.send("READY=1")
-
-    async def _look_for_accounts(self) -> None:
-        """Jobs whose account is there again go on."""
-        while True:
-            await asyncio.sleep(ACCOUNTS_EVERY_S)
-            back = []
-            for job in tuple(self.controller.state.jobs.values()):
-                if job.hold != HoldKind.ACCOUNT:
-                    continue
-                try:
-                    if (await self.accounts.look_up(job.user, job.uid)).is_good:
-                        back.append(job.job_id)
-                except (TimeoutError, OSError, RuntimeError) as error:  # or no thread was left
-                    log.warning("account_not_looked_at job=%d error=%r", job.job_id, error)
-            if back:
-                self.controller.post(partial(holds.release_accounts, job_ids=back))
 
     async def _look_for_names(self) -> None:
         """An unknown name in the configuration is a typo or an account not created yet."""

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from gpusched_client.terms import HoldKind
-from gpuschedd import daemon as daemon_module
+from gpuschedd.jobs import account_watch
+from gpuschedd.jobs.account_watch import AccountWatch
 from gpuschedd.system.accounts import Account
 
 
 def test_a_look_for_accounts_that_fails_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a thread to ask in, as without an answer, the next look comes all the same."""
-    monkeypatch.setattr(daemon_module, "ACCOUNTS_EVERY_S", 0.005)
+    monkeypatch.setattr(account_watch, "ACCOUNTS_EVERY_S", 0.005)
     answers = iter([RuntimeError("can't start new thread"), TimeoutError(), OSError(24, "")])
     released = asyncio.Event()
 
@@ -25,15 +26,14 @@ def test_a_look_for_accounts_that_fails_is_not_the_last(monkeypatch: pytest.Monk
         return Account()
 
     held = SimpleNamespace(hold=HoldKind.ACCOUNT, user="alice", uid=1001, job_id=1)
-    daemon: Any = SimpleNamespace(
-        accounts=SimpleNamespace(look_up=look_up),
-        controller=SimpleNamespace(
-            state=SimpleNamespace(jobs={1: held}), post=lambda _: released.set()
-        ),
+    accounts: Any = SimpleNamespace(look_up=look_up)
+    controller: Any = SimpleNamespace(
+        state=SimpleNamespace(jobs={1: held}), post=lambda _: released.set()
     )
+    watch = AccountWatch(controller, accounts)
 
     async def story() -> None:
-        looking = asyncio.ensure_future(daemon_module.Daemon._look_for_accounts(daemon))
+        looking = asyncio.ensure_future(watch.look_regularly())
         await asyncio.wait_for(released.wait(), 30)
         looking.cancel()
 
