@@ -48,7 +48,7 @@ class Scheduling:
     age_jobs_per_user: int = key(1, integer(0, 100_000), "jobs per user that age; 0 = all")
     default_time_limit_s: float | None = key(None, time_limit, "for jobs without --time")
     max_time_limit_s: float | None = key(None, time_limit, "the longest limit a user may ask")
-    kill_grace_s: float = key(10.0, seconds, "between TERM and KILL")
+    kill_grace_s: float = key(10.0, seconds, "from TERM to KILL, of jobs that start from now on")
     max_cpu_jobs: int = key(
         os.cpu_count() or 1, integer(0, 100_000), "jobs without a GPU that run at once"
     )
