@@ -28,8 +28,8 @@ constants EXIT_* in errors), the reason on stderr; the rest lives on in a sessio
 In the order of that life: __main__ (imports the rest), start (up to the claim), spec, records and
 record_writer (the files above), life (from the claim to the exit record), child (between fork and
 exec), identity, pam and script (what the child needs to be the user's), processes (signals to what
-runs below), oom and helpers (after the end). procfs and syscalls are the kernel's face; the daemon
-reads /proc and the records with the same modules.
+runs below), oom, last_words and helpers (after the end). procfs and syscalls are the kernel's face;
+the daemon reads /proc and the records with the same modules.
 
 Each module ends with the RECORD_VERSION, by which __main__ tells files of several versions, and one
 that was cut while it was written. Raise all of them together, with the format of the records or any

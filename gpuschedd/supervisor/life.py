@@ -446,7 +446,11 @@ class Supervisor:
             return None
         if self._host_oom(ended["signal"]):
             return OOM_HOST
-        answer = ask_child(lambda: scan_as_user(self._spec, self._logs), OOM_SCAN_DEADLINE_S)
+        # A shell ends with 128 and the signal of which its command died.
+        signum = ended["signal"] or ended["code"] - 128
+        answer = ask_child(
+            lambda: scan_as_user(self._spec, self._logs, signum), OOM_SCAN_DEADLINE_S
+        )
         return OOM_UNKNOWN if answer is None else answer.decode() or None
 
     def _host_oom(self, signum: int | None) -> bool:

@@ -7,6 +7,7 @@ import re
 import stat
 
 from gpuschedd.supervisor.identity import become_user
+from gpuschedd.supervisor.last_words import failed_of_something_else
 from gpuschedd.supervisor.records import OOM_CUDA, OOM_SHOWN, OOM_UNKNOWN, read_all
 
 TYPE_CHECKING = False
@@ -15,27 +16,7 @@ if TYPE_CHECKING:
 
 OOM_SCAN_BYTES = 2**19  # of the begin and of the end of an output, each
 
-#: The last line of an uncaught exception, or of a program that gives up, in lower case.
-LAST_WORDS = (
-    rb"^(?:\[?(?:rank ?)?\d+\]?: ?)?"
-    rb"((?:[\w.]*(?:error|exception|exit|interrupt)|fatal[a-z ]*|panic)(?::.*)?)$"
-)
-#: What the death of one process of a job does to the others, and what says that another failed.
-AFTERMATH = (
-    rb"nccl|gloo|rccl|\bmpi\b|distributed|collective|communicator|peer|rank|root cause"
-    rb"|engine|worker|childfailed|processraised|processexited|calledprocess"
-    rb"|brokenprocesspool|non-zero exit|broken ?pipe|connection|eoferror|socket"
-    rb"|timeout|timed out|systemexit|keyboardinterrupt|cuda|cublas|cudnn"
-    rb"|hip error|launch failure|out of memory|outofmemory"
-)
-#: These are a program's own mistakes, whatever words are in their messages.
-OWN_ERRORS = (
-    rb"(?:key|index|value|type|name|attribute|assertion|zerodivision|import|modulenotfound"
-    rb"|filenotfound|permission|isadirectory|notadirectory|unicodedecode|recursion|syntax)error\b"
-)
 COLOURS = rb"\x1b\[[0-9;]*m"
-#: An exception out of the handling of another one belongs to it.
-CHAINED = b"the above exception"
 
 
 def shows_gpu_oom(data: bytes, patterns: tuple[str, ...]) -> bool:
@@ -43,34 +24,31 @@ def shows_gpu_oom(data: bytes, patterns: tuple[str, ...]) -> bool:
 
     Compiled here, when it is needed: most jobs do not fail, and it takes 1 ms.
     """
-    return _after_oom(data, patterns) is not None
+    return _around_oom(data, patterns) is not None
 
 
-def gpu_oom(data: bytes, patterns: tuple[str, ...]) -> str | None:
+def gpu_oom(data: bytes, patterns: tuple[str, ...], signum: int | None = None) -> str | None:
     """What an output tells of the GPU's memory: its job failed of it, or went on and failed later.
 
-    Another error behind the last OOM, neither its aftermath nor chained to it, is the job's own.
+    `signum` is what ended the main process, by itself or as a shell tells of it.
     """
-    after = _after_oom(data, patterns)
-    if after is None:
+    around = _around_oom(data, patterns)
+    if around is None:
         return None
-    if CHAINED in after:
-        return OOM_CUDA
-    words = re.findall(LAST_WORDS, after, re.MULTILINE)
-    own = [line for line in words if re.match(OWN_ERRORS, line) or not re.search(AFTERMATH, line)]
-    return OOM_SHOWN if own else OOM_CUDA
+    return OOM_SHOWN if failed_of_something_else(*around, signum) else OOM_CUDA
 
 
-def _after_oom(data: bytes, patterns: tuple[str, ...]) -> bytes | None:
-    """The rest behind the line of the last OOM, in lower case; None where there is none."""
+def _around_oom(data: bytes, patterns: tuple[str, ...]) -> tuple[bytes, bytes, bytes] | None:
+    """What is before the last OOM, its line, and the rest, in lower case; None without any."""
     if not patterns:
         return None
     data = re.sub(COLOURS, b"", data).lower()
     ends = [found.end() for found in re.finditer("|".join(patterns).encode(), data)]
     if not ends:
         return None
-    _, _, after = data[ends[-1] :].partition(b"\n")
-    return after
+    begin = data.rfind(b"\n", 0, ends[-1]) + 1
+    line, _, after = data[begin:].partition(b"\n")
+    return data[:begin], line, after
 
 
 def read_log(path: bytes, identity: list[int] | None) -> bytes | None:
@@ -88,7 +66,7 @@ def read_log(path: bytes, identity: list[int] | None) -> bytes | None:
     return head + read_all(fd, OOM_SCAN_BYTES)
 
 
-def scan_as_user(spec: Spec, logs: list[list[int] | None]) -> bytes:
+def scan_as_user(spec: Spec, logs: list[list[int] | None], signum: int | None) -> bytes:
     """In a forked child: the answer as one word, empty for none."""
     become_user(spec, None)
     os.chdir(spec.cwd)
@@ -96,7 +74,8 @@ def scan_as_user(spec: Spec, logs: list[list[int] | None]) -> bytes:
     pairs = zip(paths, logs, strict=False)
     texts = [read_log(path, log) for path, log in pairs]
     # An uncaught error is written to stderr, so that counts as the later one of the two.
-    shown = gpu_oom(b"\n".join(text for text in texts if text is not None), spec.oom_patterns)
+    read = b"\n".join(text for text in texts if text is not None)
+    shown = gpu_oom(read, spec.oom_patterns, signum)
     return (shown or (OOM_UNKNOWN if None in texts else "")).encode()
 
 

@@ -46,6 +46,13 @@ from tests.support.jobs import Host
         b"GPU memory utilization (0.9, 71.2 GiB).",
         b"ValueError: No available memory for the cache blocks. Try increasing "
         b"`gpu_memory_utilization` when initializing the engine.",
+        b"THCudaCheck FAIL file=THC/generic/THCStorage.c line=82 error=2 : out of memory",
+        b"onnxruntime::CudaCall CUDA failure 2: out of memory ; GPU=0 ; hostname=gpu1",
+        b"GPUassert: out of memory train.cu 20",
+        b"cudaSafeCall() failed at solver.cu:88 : out of memory",
+        b"code: 2, reason: out of memory",
+        b"terminate called after throwing an instance of 'c10::OutOfMemoryError'",
+        b"ERROR: LoadError: Out of GPU memory trying to allocate 8.000 GiB",
     ],
 )
 def test_a_gpu_out_of_memory_is_recognised(line: bytes) -> None:
@@ -96,6 +103,209 @@ OOM = b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n"
 def test_a_later_and_different_error_wins(output: bytes, told: str | None) -> None:
     """Not what an OOM does to the other processes of the job, nor what is chained to it."""
     assert gpu_oom(output, OOM_PATTERNS) == told
+
+
+TRACE = b'Traceback (most recent call last):\n  File "train.py", line 12, in <module>\n'
+TORCH = (
+    b"Loading data\nstep 1 loss 2.31\n"
+    + TRACE
+    + b"    loss.backward()\n"
+    + OOM.strip()
+    + b". GPU 0 has a total capacity of 23.65 GiB of which 1.02 GiB is free. If reserved but "
+    b"unallocated memory is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to "
+    b"avoid fragmentation.\n"
+)
+JAX = (
+    TRACE + b"jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying "
+    b"to allocate 6291456 bytes.\nBufferAssignment OOM Debugging.\nBufferAssignment stats:\n"
+    b"             parameter allocation:    6.00MiB\nPeak buffers:\n\tBuffer 1:\n\t\tSize: 6.00MiB"
+    b'\n\t\tOperator: op_name="jit(train_step)/concatenate" source_file="models.py" source_line=9\n'
+    b"\t\t==========================\n\n--------------------\n"
+    b"For simplicity, JAX has removed its internal frames from the traceback of the following "
+    b"exception. Set JAX_TRACEBACK_FILTERING=off to include these.\n"
+)
+TENSORFLOW = (
+    b"2024-05-01 10:00:00.100000: W tensorflow/tsl/framework/bfc_allocator.cc:485] Allocator "
+    b"(GPU_0_bfc) ran out of memory trying to allocate 2.00GiB (rounded to 2147483648)\n"
+    b"2024-05-01 10:00:00.200000: I tensorflow/tsl/framework/bfc_allocator.cc:1039] BFCAllocator "
+    b"dump for GPU_0_bfc\n"
+    + TRACE
+    + b"tensorflow.python.framework.errors_impl.ResourceExhaustedError: Graph execution error:\n\n"
+    b"OOM when allocating tensor with shape[9,9] and type float on "
+    b"/job:localhost/replica:0/task:0/device:GPU:0 by allocator GPU_0_bfc\n"
+    b"\t [[{{node model/conv/Conv2D}}]]\nHint: If you want to see a list of allocated tensors when "
+    b"OOM happens, add report_tensor_allocations_upon_oom to RunOptions for current allocation "
+    b"info. This isn't available when running in Eager mode.\n [Op:__inference_train_function_9]\n"
+)
+CUPY = (
+    TRACE + b"cupy.cuda.memory.OutOfMemoryError: Out of memory allocating 34,359,738,368 bytes "
+    b"(allocated so far: 0 bytes).\n"
+)
+LLAMA = (
+    b"ggml_backend_cuda_buffer_type_alloc_buffer: allocating 35533.34 MiB on device 0: cudaMalloc "
+    b"failed: out of memory\nalloc_tensor_range: failed to allocate CUDA0 buffer of size 372597\n"
+    b"llama_model_load: error loading model: unable to allocate CUDA0 buffer\n"
+    b"llama_load_model_from_file: failed to load model\n"
+)
+C_PROGRAM = b"n = 40000\nCUDA error at solver.cu:53: out of memory\n"
+BASH = b"/home/ann/job.sh: line 3:  1544 "
+SEGFAULT = BASH + b"Segmentation fault      (core dumped) ./train\n"
+KILLED = BASH + b"Killed                  python train.py\n"
+ABORTED = BASH + b"Aborted                 (core dumped) ./train\n"
+OF_OOM = [TORCH, JAX, TENSORFLOW, CUPY, LLAMA, C_PROGRAM]
+OF_OOM_IDS = ["torch", "jax", "tensorflow", "cupy", "llama.cpp", "c"]
+GOT_OVER = b"out of memory at batch 32, retrying with 16\nstep 2 loss 2.29\n"
+
+
+@pytest.mark.parametrize("output", OF_OOM, ids=OF_OOM_IDS)
+@pytest.mark.parametrize(
+    "aftermath",
+    [
+        b"",
+        SEGFAULT,
+        ABORTED,
+        b"Segmentation fault (core dumped)\n",
+        b"[1]    101687 segmentation fault (core dumped)  build/bin/llama-server -ngl 0\n",
+        b"Fatal Python error: Segmentation fault\n\nCurrent thread 0x00007f (most recent "
+        b"call first):"
+        b"\n  <no Python frame>\n",
+        b"terminate called without an active exception\n" + ABORTED,
+        b"CUDA error at solver.cu:60: an illegal memory access was encountered\n",
+        b"RuntimeError: CUDA error: an illegal memory access was encountered\n",
+        b"solver: solver.c:40: main: Assertion `d_x != NULL' failed.\n" + ABORTED,
+        b"panic: unable to load model: /models/sha256-d83c\n\ngoroutine 7 [running]:\n",
+        b"panic: runtime error: invalid memory address or nil pointer dereference\n"
+        b"[signal SIGSEGV: segmentation violation code=0x1 addr=0x0 pc=0x1]\n\ngoroutine 1 "
+        b"[running]:\n",
+        b"thread 'main' panicked at src/main.rs:9:30:\ncalled `Result::unwrap()` on an "
+        b"`Err` value: "
+        b"Any { .. }\nnote: run with `RUST_BACKTRACE=1` environment variable to display a "
+        b"backtrace\n",
+        b"thread 'main' panicked at src/main.rs:9:30:\ncalled `Option::unwrap()` on a "
+        b"`None` value\n",
+        b"ConnectionResetError: [Errno 104] Connection reset by peer\n",
+        b"requests.exceptions.ConnectionError: HTTPConnectionPool(host='localhost', "
+        b"port=8000): Max "
+        b"retries exceeded with url: /v1/completions (Caused by NewConnectionError('<urllib3."
+        b"connection.HTTPConnection object at 0x7f>: Failed to establish a new connection: [Errno "
+        b"111] Connection refused'))\n",
+        b"subprocess.CalledProcessError: Command '['/usr/bin/python3', '-u', 'train.py']' returned "
+        b"non-zero exit status 1.\n",
+        b"subprocess.CalledProcessError: Command '['./train', '-n', '4']' returned non-zero exit "
+        b"status 2.\n",
+        b"wandb: Run history: loss\nwandb: Find logs at: ./wandb/run-1/logs\n" + SEGFAULT,
+        b"Exception ignored in: <function Pool.__del__ at 0x7f>\n" + SEGFAULT,
+        b"torch.distributed.elastic.multiprocessing.errors.ChildFailedError:\n"
+        b"  exitcode  : -15 (pid: 7)\n  traceback : Signal 15 (SIGTERM) received by PID 7\n",
+        b"[2023-04-13 08:39:16,676] [INFO] [launch.py:428:sigkill_handler] Killing subprocess 7\n"
+        b"[2023-04-13 08:39:17,102] [ERROR] [launch.py:434:sigkill_handler] exits with "
+        b"return code\n",
+    ],
+)
+def test_what_an_oom_leads_to_is_no_other_failure(output: bytes, aftermath: bytes) -> None:
+    """A program that did not get its memory crashes, breaks off its connections, and is missed."""
+    assert gpu_oom(output + aftermath, OOM_PATTERNS) == "cuda"
+
+
+@pytest.mark.parametrize("output", OF_OOM, ids=OF_OOM_IDS)
+@pytest.mark.parametrize(
+    "failure",
+    [
+        KILLED,
+        b"Killed\n",
+        b"/home/ann/job.sh: line 4: pyhton: command not found\n",
+        b"thread 'main' panicked at src/main.rs:9:30:\nindex out of bounds: the len is 3 but the "
+        b"index is 5\n",
+        b"thread 'main' panicked at 'no column named loss', src/main.rs:9:30\n",
+        b"panic: runtime error: index out of range [5] with length 3\n\ngoroutine 1 [running]:\n",
+        b"fatal error: all goroutines are asleep - deadlock!\n",
+        b"terminate called after throwing an instance of 'std::out_of_range'\n  what():  "
+        b"vector::_M_range_check: __n (which is 5) >= this->size() (which is 3)\n" + ABORTED,
+        b"RuntimeError: CUDA error: device-side assert triggered\n",
+        b"RuntimeError: CUDA error: no kernel image is available for execution on the device\n",
+        b"requests.exceptions.ConnectionError: HTTPSConnectionPool(host='huggingface.co', port=443)"
+        b": Max retries exceeded with url: /api/models/x\n",
+        b"requests.exceptions.ReadTimeout: HTTPSConnectionPool(host='huggingface.co', port=443): "
+        b"Read timed out. (read timeout=10)\n",
+        b"aiohttp.client_exceptions.ClientConnectorError: Cannot connect to host api.wandb.ai:443 "
+        b"ssl:default [Connection refused]\n",
+        b"socket.gaierror: [Errno -3] Temporary failure in name resolution\n",
+        b"subprocess.CalledProcessError: Command '['git', 'rev-parse', 'HEAD']' returned non-zero "
+        b"exit status 128.\n",
+        b"subprocess.CalledProcessError: Command 'rsync -a out/ store:/out' returned non-zero exit "
+        b"status 12.\n",
+        b"RuntimeError: DataLoader worker (pid 71) is killed by signal: Bus error. It is possible "
+        b"that dataloader's workers are out of shared memory.\n",
+        b"torch.distributed.elastic.multiprocessing.errors.ChildFailedError:\n"
+        b"  traceback : Signal 9 (SIGKILL) received by PID 7\n",
+        b"RuntimeError: mat1 and mat2 shapes cannot be multiplied (8x9 and 8x9)\n",
+    ],
+)
+def test_a_failure_that_no_oom_leads_to_wins(output: bytes, failure: bytes) -> None:
+    """A host, a command, an index that is not there, and SIGKILL have reasons of their own."""
+    assert gpu_oom(output + failure, OOM_PATTERNS) == "shown"
+
+
+@pytest.mark.parametrize("output", OF_OOM, ids=OF_OOM_IDS)
+@pytest.mark.parametrize(
+    "failure",
+    [
+        SEGFAULT,
+        ABORTED,
+        b"Fatal Python error: Segmentation fault\n",
+        b"RuntimeError: CUDA error: an illegal memory access was encountered\n",
+        b"panic: runtime error: invalid memory address or nil pointer dereference\n",
+        b"thread 'main' panicked at src/main.rs:9:30:\ncalled `Option::unwrap()` on a "
+        b"`None` value\n",
+        b"ConnectionResetError: [Errno 104] Connection reset by peer\n",
+        b"TimeoutError: timed out\n",
+        b"subprocess.CalledProcessError: Command '['./evaluate']' returned non-zero exit "
+        b"status 1.\n",
+    ],
+)
+def test_a_crash_of_a_program_that_got_over_its_oom_is_its_own(
+    output: bytes, failure: bytes
+) -> None:
+    assert gpu_oom(output + GOT_OVER + failure, OOM_PATTERNS) == "shown"
+
+
+def test_lines_behind_an_uncaught_oom_show_progress_only_where_others_came_in_time() -> None:
+    """Python writes what was printed to a file at its end, behind the exception."""
+    late = TRACE + OOM + b"Loading data\nstep 1\n" + SEGFAULT
+    assert gpu_oom(late, OOM_PATTERNS) == "cuda"
+    assert (
+        gpu_oom(b"Loading data\n" + TRACE + OOM + b"step 1\n" + SEGFAULT, OOM_PATTERNS) == "shown"
+    )
+    assert gpu_oom(OOM + b"step 1\n" + SEGFAULT, OOM_PATTERNS) == "shown"
+
+
+def test_advice_of_an_oom_is_no_sign_that_the_program_went_on() -> None:
+    advice = OOM.strip() + b" when warming up. Please try lowering `max_num_seqs`.\n"
+    assert gpu_oom(advice + SEGFAULT, OOM_PATTERNS) == "cuda"
+    retried = b"mxnet.base.MXNetError: cudaMalloc retry failed: out of memory\n"
+    assert gpu_oom(retried + SEGFAULT, OOM_PATTERNS) == "cuda"
+
+
+def test_what_is_chained_to_another_error_is_not_of_the_oom() -> None:
+    chain = b"\nDuring handling of the above exception, another exception occurred:\n\n" + TRACE
+    of_oom = TORCH + chain + b"RuntimeError: cannot save\n"
+    assert gpu_oom(of_oom, OOM_PATTERNS) == "cuda"
+    assert gpu_oom(of_oom + TRACE + b"KeyError: 'loss'\n", OOM_PATTERNS) == "shown"
+    own = TORCH + GOT_OVER + TRACE + b"KeyError: 'loss'\n" + chain + b"RuntimeError: cannot save\n"
+    assert gpu_oom(own, OOM_PATTERNS) == "shown"
+
+
+def test_a_death_that_nobody_put_into_words_counts_too(host: Host) -> None:
+    """A program that is run without a shell around it dies in silence."""
+    crash = "echo CUDA out of memory; {} kill -{} $$"
+    on = "echo step 2;"
+    told = [
+        host.wait_exit(host.sh(crash.format(between, signum), output=b"%d" % number)).oom
+        for number, (between, signum) in enumerate((("", "SEGV"), (on, "SEGV"), ("", "KILL")))
+    ]
+    assert told == ["cuda", "shown", "shown"]
+    of_shell = host.sh(f"{crash.format(on, 'SEGV')[:-2]}0; exit 139", output=b"code")
+    assert host.wait_exit(of_shell).oom == "shown"
 
 
 def test_begin_and_end_of_a_long_output_are_read(host: Host) -> None:

@@ -8,8 +8,14 @@ OOM_PATTERNS = (
     r"cuda out of memory",
     r"torch\.outofmemoryerror",
     r"torch\.cuda\.outofmemoryerror",
+    r"c10::(?:cuda::)?outofmemoryerror",
     r"cuda(?: runtime| driver)? error[^\n]{0,40}: out of memory",
-    r"cuda failure(?: \d+)? 'out of memory'",
+    r"cuda failure(?: \d+)?:? '?out of memory",
+    r"thcudacheck fail [^\n]*: out of memory",
+    # The macros that C programs copy from one another.
+    r"gpuassert: out of memory",
+    r"cudasafecall\(\)[^\n]{0,200} out of memory",
+    r"code: ?2, reason: out of memory",
     r"out_of_memory: cuda error",
     r"cuda_error_out_of_memory",
     r"cudaerrormemoryallocation",
@@ -19,6 +25,7 @@ OOM_PATTERNS = (
     r"resource_exhausted: (?:out of memory|attempting to allocate|failed to allocate request)",
     r"resource_exhausted: allocator \(gpu[^\n]*ran out of memory",
     r"out of memory error on gpu",
+    r"out of gpu memory",
     r"oom when allocating tensor[^\n]*gpu",
     # TensorFlow's eager mode names the device before it, or in the allocator's own line.
     r"gpu[:_]\d[^\0]{0,2000}failed to allocate memory \[op:",
