@@ -73,6 +73,7 @@ class Upkeep:
         """All that is past its limit now."""
         kept, clock = self._controller.state.config.retention, self._controller.clock
         ages = Ages(kept.requests_s, kept.events_s)
+        await self._controller.in_database(Store.mend)
         find = partial(_find_old, self._path, ages, clock.now_s(), clock.wall_s())
         for old in await self._apart(find):
             while await self._drop(old):
@@ -104,6 +105,7 @@ class Upkeep:
     async def check(self) -> None:
         """All of the database once. Raises StoreDamaged, and the controller ends with it."""
         self._close_checker()  # of a look that was put off
+        await self._controller.in_database(Store.mend)
         self._checker = await self._looked_at(partial(Checker, self._path))
         assert self._checker is not None
         steps = self._checker.steps()

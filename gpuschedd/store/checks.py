@@ -17,6 +17,7 @@ from gpuschedd.store.census import COUNTED, read_census, require_counts
 from gpuschedd.store.columns import job_from
 from gpuschedd.store.database import StoreDamaged, StoreFull, connect, is_damage
 from gpuschedd.store.queries import grants_of, read_payload
+from gpuschedd.store.schema import missing_from
 
 CHECKED_ROWS_MAX = 1_000  # at the start
 CHECKED_BYTES_MAX = 16 * 2**20
@@ -101,6 +102,7 @@ class Checker:
 
     def steps(self) -> Iterator[Step]:
         """Each looks at a part, and raises DatabaseError where that is damaged."""
+        yield self._require_schema
         tables = self._db.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
         for table in sorted(row[0] for row in tables):
             yield lambda table=table: self._check_structure(table)  # type: ignore[misc]
@@ -111,6 +113,10 @@ class Checker:
             yield from self._table_steps(table)
         yield self._check_meta
         yield self._check_counts
+
+    def _require_schema(self) -> None:
+        """SQLite misses no table. What decides nothing is made anew by who may write."""
+        missing_from(self._db)
 
     def _check_structure(self, table: str) -> None:
         """Pages, rows, and that each index has an entry for each of them."""

@@ -14,6 +14,7 @@ from gpuschedd.store.census import read_census
 from gpuschedd.store.in_use import MARK_NAME, Mark, read_mark, sync_directory
 from gpuschedd.store.migrations import MIGRATIONS, NEWEST, Migration
 from gpuschedd.store.rows import meta, write_meta
+from gpuschedd.store.schema import mend, missing_from
 from gpuschedd.store.wal import has_lost_frames
 from gpuschedd.supervisor.errors import SHORT_ERRNOS, STORAGE_ERRNOS
 
@@ -79,6 +80,7 @@ def _opened(state_dir: Path, path: Path) -> tuple[Path, sqlite3.Connection, str,
         os.chmod(path, 0o600)
         _prepare(connection, path, check=existed, has_content=marker.exists())
         _migrate(connection, path)
+        mend_schema(connection)
         commits = read_census(connection).commits
         if reached is not None and reached > commits:
             raise StoreUnusable(_lost_text(path, reached - commits))
@@ -225,7 +227,7 @@ def is_damage(error: Exception) -> bool:
     if type(error) is sqlite3.DatabaseError and not _sqlite_code(error):
         return True
     if isinstance(error, sqlite3.OperationalError) and "no such " in str(error):
-        return True  # a table or column that the migrations made has gone
+        return True  # a table or column that the migrations made has gone (`schema`)
     return isinstance(error, sqlite3.Error) and _sqlite_code(error) & 0xFF in _DAMAGED
 
 
@@ -327,7 +329,10 @@ def _migrate(db: sqlite3.Connection, path: Path) -> None:
         "CREATE TABLE IF NOT EXISTS migration"
         " (version INTEGER PRIMARY KEY, name TEXT NOT NULL, applied_at TEXT NOT NULL)"
     )
-    done = db.execute("SELECT coalesce(max(version), 0) FROM migration").fetchone()[0]
+    # The version is in the file's header too, where nobody drops it.
+    version = db.execute("PRAGMA user_version").fetchone()[0]
+    noted = db.execute("SELECT coalesce(max(version), 0) FROM migration").fetchone()[0]
+    done = max(version, noted)
     missing = [step for step in MIGRATIONS if step.version > done]
     if missing and done > 0:
         backup_to(db, path.with_name(f"{path.name}.backup-schema-{done}"))
@@ -345,6 +350,14 @@ def _apply(db: sqlite3.Connection, step: Migration) -> None:
             "INSERT INTO migration VALUES (?, ?, datetime('now'))", (step.version, step.name)
         )
         db.execute(f"PRAGMA user_version = {step.version}")
+
+
+def mend_schema(db: sqlite3.Connection) -> bool:
+    """Make what has gone and decides nothing; True if there was any. Raises as `mend` does."""
+    if not missing_from(db):
+        return False
+    with transaction(db):
+        return mend(db)
 
 
 def _instance(db: sqlite3.Connection, *, has_content: bool) -> str:

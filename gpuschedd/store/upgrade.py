@@ -24,12 +24,12 @@ def give_checksums(db: sqlite3.Connection) -> None:
         "UPDATE payload SET crc = ? WHERE job_id = ?",
         [(old ^ rows.link_crc(job_id, digest), job_id) for job_id, old, digest in live],
     )
-    _note_kept(db)
+    note_kept(db)
     census = take_census(db)
     census.write(db)
 
 
-def _note_kept(db: sqlite3.Connection) -> None:
+def note_kept(db: sqlite3.Connection) -> None:
     """The sizes of requests of final jobs, and when these ended in scheduler time."""
     clock = rows.meta(db, "clock")
     _, _, scheduler_s, wall_s = json.loads(clock) if clock else (None, None, 0.0, 0.0)

@@ -24,11 +24,13 @@ from gpuschedd.store.database import (
     MARKER_NAME,
     StoreBroken,
     StoreBusy,
+    StoreDamaged,
     StoreFull,
     StoreVanished,
     backup_to,
     empty_wal,
     files_of,
+    mend_schema,
     open_database,
     transaction,
     typed_errors,
@@ -95,12 +97,20 @@ class Store:
         self._durably(lambda census, kept: self._write(changes, census, kept))
 
     def _durably(self, write: Callable[[Census, KeptBytes], None]) -> None:
-        """One transaction. Where it finds no room, once more over the old content of the WAL."""
+        """One transaction. Where it finds no room, once more over the old content of the WAL.
+
+        So too where a table has gone that decides nothing and that could be made anew.
+        """
         try:
             self._in_transaction(write)
         except StoreFull as full:
             if isinstance(full, StoreBusy) or not empty_wal(self._db):
                 raise
+            self._in_transaction(write)
+        except StoreDamaged:
+            if not self.mend():
+                raise
+            self._is_whole = True
             self._in_transaction(write)
 
     def _in_transaction(self, write: Callable[[Census, KeptBytes], None]) -> None:
@@ -261,6 +271,14 @@ class Store:
 
         self._durably(write)
         return dropped > 0
+
+    def mend(self) -> bool:
+        """Make what has gone of the schema and decides nothing; True where there was any.
+
+        Raises StoreDamaged where something that decides has gone, and StoreFull.
+        """
+        with typed_errors():
+            return mend_schema(self._db)
 
     def backup(self, target: Path) -> None:
         """A consistent copy of the database, while it is in use."""
