@@ -38,7 +38,7 @@ class Administration:
     def drain(self, gpu: str | int, reason: str) -> GpuView:
         """Take a GPU (index or UUID) out of service once its jobs are gone. Admin only.
 
-        The first one that was meant: the index of a GPU in MIG mode means each of its slices.
+        The first one that was meant: a GPU in MIG mode means each of its slices.
         """
         return self.drain_all(gpu, reason)[0]
 

@@ -69,7 +69,7 @@ class DrainResult(Response):
 class DrainRequest(Request[DrainResult]):
     """Take a GPU, named by index or UUID, out of service once its jobs are gone.
 
-    The index of a GPU in MIG mode names all its slices.
+    The index or UUID of a GPU in MIG mode names all its slices.
     """
 
     gpu: str = wire(_GPU_NAME)
@@ -86,7 +86,7 @@ class ResumeResult(Response):
 
 @method("resume", Right.ADMIN, (Denied, NotFound, StorageError))
 class ResumeRequest(Request[ResumeResult]):
-    """Put a drained GPU back into service."""
+    """Put a drained GPU back into service; it is named as in `drain`."""
 
     gpu: str = wire(_GPU_NAME)
 

@@ -111,6 +111,7 @@ class Gpu:
     links: tuple[tuple[GpuUuid, int], ...] = ()
     joined: tuple[GpuUuid, ...] = ()  # peers at the other end of an NVLink, island or not
     is_slice: bool = False
+    parent_uuid: GpuUuid | None = None  # of a slice, as far as it is known
     index_is_past: bool = False  # it is missing, and another GPU has its index now
 
     @property

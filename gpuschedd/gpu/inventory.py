@@ -11,6 +11,7 @@ from gpuschedd.gpu.facts import GpuFacts
 from gpuschedd.gpu.holdings import Holdings
 from gpuschedd.gpu.simulated.source import UUID_PREFIX as SIMULATED_PREFIX
 from gpuschedd.gpu.source import (
+    FIRST_SLICE_INDEX,
     UNOPENED_PREFIX,
     GpuInfo,
     Sample,
@@ -100,7 +101,7 @@ class HostInventory:
             for row in rows
             if row.uuid not in self.info
             and not row.uuid.startswith((UNOPENED_PREFIX, SIMULATED_PREFIX))
-            and not (row.gpu_index >= 100 and parent_index(row.gpu_index) in known)
+            and not (row.gpu_index >= FIRST_SLICE_INDEX and parent_index(row.gpu_index) in known)
         ]
         return {info.uuid: info for info in select_gpus(found, state.config.gpus)}
 
@@ -125,7 +126,7 @@ class HostInventory:
         present = {gpu.uuid for gpu in wanted}
         parents = {gpu.parent_uuid for gpu in wanted}
         replaced = info.uuid in parents or info.parent_uuid in present | parents - {None}
-        if info.index >= 100 and info.parent_uuid is None:  # a slice on record
+        if info.index >= FIRST_SLICE_INDEX and info.parent_uuid is None:  # a slice on record
             indices = {display_order(gpu)[0] for gpu in wanted}
             replaced = parent_index(info.index) in indices
         replaced = replaced or info.uuid.startswith(UNOPENED_PREFIX)

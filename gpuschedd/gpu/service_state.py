@@ -91,5 +91,6 @@ def identity_of(info: GpuInfo, reading: GpuReading | None) -> Gpu:
         links=info.links,
         joined=info.joined,
         is_slice=info.parent_uuid is not None,
+        parent_uuid=info.parent_uuid,
         index_is_past=info.index_is_past,
     )

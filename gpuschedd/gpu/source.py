@@ -16,6 +16,7 @@ from gpusched_client.terms import GpuUuid
 #: of a reset, or without a memory figure for good.
 Fault = Literal["lost", "unread", "reset", "unsupported"]
 
+FIRST_SLICE_INDEX = 100
 UNOPENED_PREFIX = "unopened-"
 
 
@@ -39,7 +40,7 @@ class GpuInfo:
     """
 
     uuid: GpuUuid
-    index: int  # the driver's order, for display; slices: 100 * (parent + 1) + slot
+    index: int  # the driver's order, for display; slices: FIRST_SLICE_INDEX * (parent + 1) + slot
     minor: int | None  # of /dev/nvidiaN; None where the driver gives none
     model: str
     total_bytes: int | None
@@ -291,7 +292,7 @@ def display_order(gpu: GpuInfo) -> tuple[int, int]:
 
 def parent_index(slice_index: int) -> int:
     """The index of the GPU that a slice is part of."""
-    return slice_index // 100 - 1
+    return slice_index // FIRST_SLICE_INDEX - 1
 
 
 def unknown_names(inventory: Iterable[GpuInfo], wanted: tuple[int | str, ...]) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from gpusched_client import Client, SubmittedJob
+from gpusched_client.errors import NotFound
 from gpusched_client.terms import JobState
 from gpusched_client.wire.job_messages import JobView
 from tests.support.daemon import DaemonProcess, until
@@ -807,6 +808,14 @@ def test_a_gpu_in_mig_mode_stands_for_its_slices(driver: FakeDriver, daemon_over
     daemon = daemon_over(driver)
     with daemon.client() as client:
         until(lambda: set(gpus_by_index(client)) == {0, 200, 201}, "both slices are there")
+        # By UUID as well, as `nvidia-smi -L` and logs name it, but not by what begins another's.
+        parent = uuid_of(1)
+        assert [gpu.index for gpu in client.drain_all(parent, "fan")] == [200, 201]
+        assert [gpu.index for gpu in client.resume_all(parent)] == [200, 201]
+        with pytest.raises(NotFound, match=f"2 GPUs are named '{parent[:-1]}'"):
+            client.drain_all(parent[:-1], "fan")
+        with pytest.raises(NotFound, match=f"no GPU is named '{parent}0'"):
+            client.drain_all(parent + "0", "fan")
         said = daemon.run("gctl", "drain", "1", "--reason", "fan")
         assert said.stdout.splitlines() == [
             "GPU 200: drained: fan, by root",

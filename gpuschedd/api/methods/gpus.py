@@ -20,7 +20,8 @@ from gpusched_client.wire.gpu_messages import (
 from gpusched_client.wire.message import Response
 from gpuschedd.api.methods.reading import gpu_views
 from gpuschedd.api.registry import Call, handles
-from gpuschedd.gpu.source import parent_index
+from gpuschedd.core.model import Gpu
+from gpuschedd.gpu.source import FIRST_SLICE_INDEX, parent_index
 from gpuschedd.jobs.batch import Batch
 from gpuschedd.store.records import AuditRow
 
@@ -103,16 +104,24 @@ async def _set_drained(
 def _gpus_named(call: Call, name: str) -> tuple[GpuUuid, ...]:
     """The GPU of that name; of one in MIG mode, which is none itself, all its slices."""
     gpus = call.state.gpus
-    found = [
-        gpu.uuid
-        for gpu in gpus
-        if name in (gpu.label, gpu.uuid) or (len(name) >= 8 and gpu.uuid.startswith(name))
-    ]
-    slices = [gpu.uuid for gpu in gpus if gpu.is_slice and str(parent_index(gpu.index)) == name]
+    found: list[tuple[GpuUuid, ...]]
+    found = [(gpu.uuid,) for gpu in gpus if gpu.label == name or _begins(gpu.uuid, name)]
+    parents = {gpu.parent_uuid for gpu in gpus if _begins(gpu.parent_uuid, name)}
+    found += [tuple(gpu.uuid for gpu in gpus if gpu.parent_uuid == each) for each in parents]
+    slices = tuple(gpu.uuid for gpu in gpus if _parent_label(gpu) == name)
     if slices and not found:
-        return tuple(slices)
+        return slices
     if len(found) != 1:
         known = ", ".join(f"{gpu.label} ({gpu.uuid})" for gpu in gpus[:16]) or "none"
         matching = f"{len(found)} GPUs are" if found else "no GPU is"
         raise NotFound(f"{matching} named {name!r}; known: {known}")
-    return (found[0],)
+    return found[0]
+
+
+def _begins(uuid: GpuUuid | None, name: str) -> bool:
+    return uuid is not None and (uuid == name or (len(name) >= 8 and uuid.startswith(name)))
+
+
+def _parent_label(gpu: Gpu) -> str | None:
+    """The index of a slice's GPU; also where a record is all that is known of the slice."""
+    return str(parent_index(gpu.index)) if gpu.is_slice or gpu.index >= FIRST_SLICE_INDEX else None

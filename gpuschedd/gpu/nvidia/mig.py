@@ -7,6 +7,7 @@ from typing import Any
 
 from gpuschedd.gpu.nvidia.device import Device, MemoryReader, minor_of, text_of
 from gpuschedd.gpu.nvidia.library import NOT_FOUND, Failed, Library
+from gpuschedd.gpu.source import FIRST_SLICE_INDEX
 
 MIG_WITHOUT_SLICES = "it is in MIG mode and has no slices; `nvidia-smi mig -cgi` makes some"
 
@@ -54,7 +55,7 @@ def _slice_facts(
     nodes += [f"/dev/nvidia-caps/nvidia-cap{cap}" for cap in caps if cap is not None]
     return {
         "uuid": device.uuid,
-        "index": 100 * (device.index + 1) + slot,
+        "index": FIRST_SLICE_INDEX * (device.index + 1) + slot,
         "minor": minor,
         "model": name,
         "total_bytes": device.total,
