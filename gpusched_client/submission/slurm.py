@@ -207,6 +207,8 @@ _COUNTED = frozenset(
     | {"--cpus-per-task", "--cpus-per-gpu", "--mem", "--mem-per-cpu", "--mem-per-gpu"}
     | {"--tres-per-task"}
 )
+#: They say nothing by themselves; as in sbatch the script runs once, however many tasks there are.
+_COUNTS_OF_OTHERS = ("--ntasks", "--ntasks-per-node", "--ntasks-per-gpu", "--sockets-per-node")
 
 
 class _Gpus(NamedTuple):
@@ -220,17 +222,29 @@ class _Counts:
 
     def __init__(self, last: dict[str, Given], gpus: int | None) -> None:
         self._last, self._own_gpus = last, gpus
+        self._used: set[str] = set()  # counts that something was computed from
         gpus_per_task, self._cpus_per_task = self._per_task()
-        asked = self._number("--ntasks") or self._number("--ntasks-per-node")
         total = self._total()
-        if asked is None and total is not None and (per_gpu := self._number("--ntasks-per-gpu")):
-            asked = total.number * per_gpu
-        if asked is None and total is not None and gpus_per_task and gpus_per_task.number:
-            asked = max(1, total.number // gpus_per_task.number)
-        self.tasks = asked or 1
+        self.tasks, self._tasks_of = self._tasks(total, gpus_per_task)
         self._gpus = total or self._of_tasks(gpus_per_task)
         if total is not None and gpus_per_task is not None:
             self._require_equal(total, self._of_tasks(gpus_per_task))
+
+    def _tasks(self, total: _Gpus | None, each: _Gpus | None) -> tuple[int, Given | None]:
+        """How many there are, and what says so."""
+        for name in ("--ntasks", "--ntasks-per-node"):
+            if (number := self._number(name)) is not None:
+                return number, self._last[name]
+        if total is not None and (per_gpu := self._number("--ntasks-per-gpu")):
+            return max(1, total.number * per_gpu), self._last["--ntasks-per-gpu"]
+        if total is not None and each is not None and each.number:
+            return max(1, total.number // each.number), each.given
+        return 1, None
+
+    def _times_tasks(self, number: int) -> int:
+        if self._tasks_of is not None:
+            self._used.add(self._tasks_of.option.name)
+        return number * self.tasks
 
     def translate(self, translation: Translation) -> None:
         """Put what was computed into gsub's words."""
@@ -244,8 +258,8 @@ class _Counts:
             translation.ignored.append(each)
         self._translate_cpus(translation)
         self._translate_memory(translation)
-        for name in ("--ntasks", "--ntasks-per-node"):
-            if name in self._last and self.tasks > 1:  # the command runs once for all that
+        for name in _COUNTS_OF_OTHERS:
+            if name not in self._used and (self._number(name) or 1) > 1:
                 translation.ignored.append(self._last[name])
 
     # ------------------------------------------------------------------------------ GPUs
@@ -269,19 +283,21 @@ class _Counts:
         sockets = self._number("--sockets-per-node")
         if sockets is None:
             raise given.refuse("needs --sockets-per-node; use --gpus")
+        self._used.add("--sockets-per-node")
         each = _typed(given, str(given.value))
         return each._replace(number=each.number * sockets)
 
     def _of_tasks(self, each: _Gpus | None) -> _Gpus | None:
         if each is not None:
-            return each._replace(number=each.number * self.tasks)
+            return each._replace(number=self._times_tasks(each.number))
         per_gpu = self._number("--ntasks-per-gpu")
         if per_gpu is None or not ("--ntasks" in self._last or "--ntasks-per-node" in self._last):
             return None
         given = self._last["--ntasks-per-gpu"]
         if self.tasks % per_gpu:
             raise given.refuse(f"does not divide the {self.tasks} tasks; name --gpus")
-        return _Gpus(given, self.tasks // per_gpu, None)
+        self._used.add(given.option.name)
+        return _Gpus(given, self._times_tasks(1) // per_gpu, None)
 
     def _require_equal(self, one: _Gpus, other: _Gpus | None) -> None:
         if other is not None and (one.number, one.model) != (
@@ -310,10 +326,9 @@ class _Counts:
             return self._last["--cpus-per-gpu"], per_gpu * max(1, self._gpu_count())
         if self._cpus_per_task is not None:
             given, each = self._cpus_per_task
-            return given, each * self.tasks
-        if self.tasks > 1:
-            name = "--ntasks" if "--ntasks" in self._last else "--ntasks-per-node"
-            return (self._last[name], self.tasks) if name in self._last else None
+            return given, self._times_tasks(each)
+        if self.tasks > 1 and self._tasks_of is not None:
+            return self._tasks_of, self._times_tasks(1)
         return None
 
     def _gpu_count(self) -> int:
@@ -337,7 +352,7 @@ class _Counts:
         factor = 1
         if given.option.name == "--mem-per-cpu":
             found = self._cpus()
-            factor = self.tasks if found is None else found[1]
+            factor = 1 if found is None else found[1]
         elif given.option.name == "--mem-per-gpu":
             factor = max(1, self._gpu_count())
         try:

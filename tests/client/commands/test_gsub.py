@@ -239,9 +239,9 @@ def test_slurms_option_lines_are_understood_and_strange_ones_warned_about(
     job = sent(server)
     assert (job["name"], job["gpus"], job["gpu_model"]) == ("train", 2, "a100")
     assert (job["time_limit_s"], job["output"], job["hold"]) == (86_400, b"out-%j.txt", True)
+    assert job["cpus"] == 4
     assert outcome.err == (
-        f"gsub: {path}: ignored, because they have no meaning here: "
-        "-p (line 4), --qos (line 8), --ntasks (line 9)\n"
+        f"gsub: {path}: ignored, because they have no meaning here: -p (line 4), --qos (line 8)\n"
     )
 
 

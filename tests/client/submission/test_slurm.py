@@ -100,13 +100,19 @@ def test_what_means_the_same_is_taken(words: str, taken: str) -> None:
         ("--tres-per-task=cpu=3,gres/gpu=2 -n2", "--gpus=4 --cpus=6"),
         ("--gpus=2 --cpus-per-gpu=4", "--gpus=2 --cpus=8"),
         ("--gpus=2 --mem-per-gpu=10G", "--gpus=2 --mem=20480M"),
+        ("--ntasks=4", "--cpus=4"),
+        ("--ntasks-per-node=4 --mem-per-cpu=1G", "--cpus=4 --mem=4096M"),
+        ("--gpus=2 --ntasks-per-gpu=4", "--gpus=2 --cpus=8"),
+        ("--gpus=4 --gpus-per-task=2", "--gpus=4 --cpus=2"),
         ("-c4 --mem-per-cpu=2000", "--cpus=4 --mem=8000M"),
         ("--mem=4000", "--mem=4000M"),
         ("--mem=512K", "--mem=524288B"),
     ],
 )
 def test_counts_are_those_of_the_one_host(words: str, taken: str) -> None:
-    assert " ".join(of(words).taken) == taken
+    """What counts is not said to be ignored."""
+    translation = of(words)
+    assert (" ".join(translation.taken), translation.ignored) == (taken, [])
 
 
 def test_the_last_of_an_option_counts_and_counts_depend_on_all_lines() -> None:
@@ -126,7 +132,10 @@ def test_counts_per_gpu_are_of_the_gpus_that_gsubs_own_option_asks_for() -> None
     ("words", "ignored"),
     [
         ("-p short --qos=normal", ["-p", "--qos"]),
-        ("--ntasks=4", ["--ntasks"]),
+        ("--ntasks=4 --cpus-per-gpu=2 --gpus=1", ["--ntasks"]),
+        ("--ntasks=4 --ntasks-per-node=4", ["--ntasks-per-node"]),
+        ("--sockets-per-node=2 --gpus=2", ["--sockets-per-node"]),
+        ("--gpus=0 --ntasks-per-gpu=4", ["--ntasks-per-gpu"]),
         ("--gres=lustre:1", ["--gres"]),
         ("--gres=gpu:1,lustre:2", ["--gres"]),
         ("--exclusive --export=ALL", ["--exclusive", "--export"]),
