@@ -90,11 +90,20 @@ class Group(_Answering, click.Group):
 
 
 def _prepare_streams() -> None:
-    """Let any text be shown in any locale, and let a closed stream be one that goes nowhere."""
-    for name in ("stdout", "stderr"):
+    """Let any text be shown in any locale, and take the places of streams that are closed.
+
+    Else the next file that is opened would be one of them. A closed stderr goes nowhere; an answer
+    to a closed stdout is lost, and is an error as on a full disk.
+    """
+    for number, flags in ((0, os.O_RDONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, flags)
+    for name, number in (("stdout", 1), ("stderr", 2)):
         stream = getattr(sys, name)
         if stream is None:
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  # open to the end
+            setattr(sys, name, open(number, "w", errors="backslashreplace"))  # noqa: SIM115
         elif hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
 

@@ -171,6 +171,8 @@ def _script_from_stdin() -> Script:
     from gpusched_client.submission import script
     from gpusched_client.wire.limits import PAYLOAD_BYTES_MAX
 
+    if sys.stdin is None:
+        raise click.UsageError("no script: stdin is closed; pipe it in, or name its file.")
     if sys.stdin.isatty():
         print_err("gsub: reading the script from the terminal; end it with Ctrl-D")
     return script.script_of(sys.stdin.buffer.read(PAYLOAD_BYTES_MAX + 1), "-")

@@ -84,6 +84,8 @@ def _range(low: float, high: float) -> str:
 def shown(value: object) -> str:
     """A value as a message may quote it: short, one line, printable."""
     text = ascii(value) if isinstance(value, (bytes, str, int, float)) else type(value).__name__
+    if isinstance(value, str):  # bytes that are not UTF-8, as os.fsdecode keeps them
+        text = re.sub(r"\\udc([89a-f][0-9a-f])", r"\\x\1", text)
     return text if len(text) <= _SHOWN_CHARS_MAX else text[: _SHOWN_CHARS_MAX - 3] + "..."
 
 

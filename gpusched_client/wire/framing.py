@@ -7,14 +7,14 @@ frozen dataclasses of their number would add a twentieth to the start of every c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import msgpack
 
 from gpusched_client import errors
 from gpusched_client.errors import GpuschedError, Internal, Invalid, TooLarge
-from gpusched_client.wire.fields import InvalidValue, kind_of, shown
+from gpusched_client.wire.fields import InvalidValue, kind_of, shown, shown_key
 from gpusched_client.wire.limits import (
     ARGV_ITEMS_MAX,
     CONTAINERS_MAX,
@@ -354,6 +354,19 @@ def _is_deeper(value: Any, levels: int) -> bool:
     return bool(layer)
 
 
+def _path_of(text: str, value: object, path: str = "") -> str:
+    """Where that text is in a message's params; "" where it is nowhere, or a key."""
+    if isinstance(value, (list, tuple)):
+        parts: Iterable[tuple[str, object]] = (
+            (f"{path}[{n}]", each) for n, each in enumerate(value)
+        )
+    elif isinstance(value, Mapping):
+        parts = ((f"{path}.{shown_key(key)}".lstrip("."), each) for key, each in value.items())
+    else:
+        return path if value == text else ""
+    return next(filter(None, (_path_of(text, each, here) for here, each in parts)), "")
+
+
 def _msgid_in(head: bytes) -> int | None:
     """The msgid of a request of which only the first bytes are known, or None."""
     unpacker = msgpack.Unpacker()
@@ -375,7 +388,9 @@ def encode_request(msgid: int, method: str, params: Mapping[str, Any]) -> bytes:
     try:
         data = _packed([0, msgid, method, [params]], "strict")
     except UnicodeEncodeError as error:
-        raise Invalid(f"text {shown(error.object)} is not valid UTF-8", {"path": ""}) from error
+        path = _path_of(error.object, params)
+        text = f"{path or 'params'}: {shown(error.object)} is not valid UTF-8; send valid UTF-8"
+        raise Invalid(text, {"path": path}) from error
     except OverflowError as error:
         raise Invalid("an integer is outside 64 bits", {"path": ""}) from error
     if len(data) > REQUEST_BYTES_MAX:

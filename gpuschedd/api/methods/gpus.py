@@ -47,7 +47,7 @@ async def resume(call: Call, request: ResumeRequest) -> Response:
 async def gpus_release(call: Call, request: GpusReleaseRequest) -> Response:
     """No client of the driver is ours until gpus_resume: its GPUs can be reconfigured."""
     await _emit_gpus(call, "gpus_release", EventKind.GPUS_RELEASED, request.reason)
-    await call.services.gpu_control.release(request.reason)
+    await call.services.gpu_control.release(request.reason or "no reason is given")
     return GpusResult(gpus=tuple(gpu_views(call)))
 
 
@@ -80,12 +80,14 @@ async def _set_drained(
     def set_one(batch: Batch, uuid: GpuUuid) -> None:
         row = batch.gpu_row(uuid)
         assert row is not None, "a GPU that is shown has a row"
-        row = replace(row, drained=f"{reason}, by {call.caller.user}" if reason else None)
         if reason is None:
-            row = replace(row, sick=None, sick_until_reboot=False)
+            row = replace(row, drained=None, sick=None, sick_until_reboot=False)
+        else:
+            by = f"by {call.caller.user}"
+            row = replace(row, drained=f"{reason}, {by}" if reason else by)
         batch.gpu_rows[uuid] = row
         batch.emit(
-            EventKind.GPU_DRAINED if reason else EventKind.GPU_RESUMED,
+            EventKind.GPU_RESUMED if reason is None else EventKind.GPU_DRAINED,
             gpu=str(uuid),
             reason=reason,
             by=call.caller.user,

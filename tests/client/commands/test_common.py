@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gpusched_client import paths
-from gpusched_client.commands import gcancel, gq, gsub
+from gpusched_client.commands import gcancel, gctl, gq, gsub
 from tests.client.fake_server import HELLO, FakeServer, Handler
 
 Serve = Callable[[dict[str, Handler]], FakeServer]
@@ -95,6 +95,31 @@ def test_it_is_said_once_when_a_private_or_simulated_daemon_answered(
             141,
             "gsub: job 92 is submitted, but nobody reads the answer",
         ),
+        (
+            "gsub true",
+            "a closed stdout",
+            74,
+            "gsub: job 92 is submitted, but the answer cannot be written: Bad file descriptor",
+        ),
+        (
+            "gsub --wait true",
+            "a closed stdout",
+            74,
+            "gsub: job 92 is submitted, but the answer cannot be written: Bad file descriptor",
+        ),
+        (
+            "gcancel 92",
+            "a closed stdout",
+            74,
+            "gcancel: what was asked is done, but the answer cannot be written: "
+            "Bad file descriptor",
+        ),
+        (
+            "gq",
+            "a closed stdout",
+            74,
+            "gq: the answer cannot be written: Bad file descriptor",
+        ),
     ],
 )
 def test_where_the_answer_is_lost_what_was_done_is_said(
@@ -107,14 +132,18 @@ def test_where_the_answer_is_lost_what_was_done_is_said(
             "wait": lambda _: {"jobs": [{"job_id": 92, "state": "COMPLETED"}]},
             "cancel": lambda _: done,
             "update": lambda _: done,
+            "jobs": lambda _: {"jobs": [], "total": 0},
         }
     )
-    command, rest = words.split(" ", 1)
+    command, *rest = words.split()
+    line = [sys.executable, "-m", f"gpusched_client.commands.{command}", *rest]
+    if "closed" in to:
+        line = ["sh", "-c", 'exec "$@" >&-', "sh", *line]
     reader, writer = os.pipe()
     os.close(reader)  # before a word is written
     with open("/dev/full", "w") if "full" in to else os.fdopen(writer, "w") as out:
         result = subprocess.run(
-            [sys.executable, "-m", f"gpusched_client.commands.{command}", *rest.split()],
+            line,
             stdout=out,
             stderr=subprocess.PIPE,
             text=True,
@@ -122,3 +151,45 @@ def test_where_the_answer_is_lost_what_was_done_is_said(
             check=False,
         )
     assert (result.returncode, result.stderr) == (status, f"{said}\n")
+
+
+@pytest.mark.parametrize("streams", ["<&- >&-", "<&- >&- 2>&-", ">&- 2>&-", "2>&-"])
+def test_no_connection_takes_the_place_of_a_closed_stream(serve: Serve, streams: str) -> None:
+    """What is written to a stream that is closed must not go to the daemon, or into a file."""
+    server = serve({"submit": lambda _: {"job_ids": [92]}})
+    line = [sys.executable, "-m", "gpusched_client.commands.gsub", "true"]
+    command = ["sh", "-c", f'exec "$@" {streams}', "sh", *line]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == (74 if ">&- " in f"{streams} ".replace("2>&-", "") else 0)
+    assert [method for method, _ in server.requests] == ["submit"]
+    assert "job 92 is submitted, but" in result.stderr or "2>&-" in streams
+
+
+def test_a_script_from_a_closed_stdin_is_refused() -> None:
+    line = [sys.executable, "-m", "gpusched_client.commands.gsub", "-"]
+    command = ["sh", "-c", 'exec "$@" <&-', "sh", *line]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, result.stderr.splitlines()[-1]) == (
+        2,
+        "Error: no script: stdin is closed; pipe it in, or name its file.",
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (gcancel.cli, ("1", "--reason", "\udcff\udcfebad")),
+        (gctl.cli, ("drain", "0", "--reason", "\udcff\udcfebad")),
+        (gctl.cli, ("gpus", "release", "--reason", "\udcff\udcfebad")),
+    ],
+)
+def test_text_that_is_not_utf8_is_refused_by_its_name_and_as_it_was_typed(
+    serve: Serve, run: Any, command: Any, words: tuple[str, ...]
+) -> None:
+    server = serve({})
+    outcome = run(command, *words)
+    assert (outcome.status, outcome.err) == (
+        2,
+        f"{command.name}: reason: '\\xff\\xfebad' is not valid UTF-8; send valid UTF-8\n",
+    )
+    assert server.requests == []

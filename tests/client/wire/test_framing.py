@@ -186,8 +186,10 @@ def test_an_endless_message_is_cut_at_the_limit_also_in_small_pieces() -> None:
 def test_a_client_refuses_to_send_what_the_daemon_would_not_take() -> None:
     with pytest.raises(TooLarge):
         framing.encode_request(1, "submit", {"x": b"x" * REQUEST_BYTES_MAX})
-    with pytest.raises(Invalid):
-        framing.encode_request(1, "submit", {"x": "\udcff"})
+    with pytest.raises(Invalid, match=r"^jobs\[0\]\.name: 'a\\xff' is not valid UTF-8; send"):
+        framing.encode_request(1, "submit", {"x": 1, "jobs": [{"id": 2, "name": "a\udcff"}]})
+    with pytest.raises(Invalid, match="'\\\\xff' is not valid UTF-8"):
+        framing.encode_request(1, "submit", {"\udcff": 1})
     with pytest.raises(Invalid):
         framing.encode_request(1, "submit", {"x": 2**64})
 
