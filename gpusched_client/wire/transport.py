@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gpusched_client import paths
-from gpusched_client.errors import Denied, Internal, Invalid, Unavailable
+from gpusched_client.errors import Denied, GpuschedError, Internal, Invalid, Unavailable
 from gpusched_client.wire import framing
 from gpusched_client.wire.methods import Request
 
@@ -41,6 +41,7 @@ class Connection:
         self._decoder = framing.Decoder(framing.RESPONSE_LIMITS)
         self._msgid = 0
         self._notifications: list[framing.NotificationFrame] = []
+        self._refusal: GpuschedError | None = None  # of no request: why the server closes
 
     def close(self) -> None:
         """Close the socket."""
@@ -78,10 +79,12 @@ class Connection:
                     return message.result
 
     def notifications(self) -> Iterator[framing.NotificationFrame]:
-        """Notifications, earlier ones first; ends by ConnectionLost only."""
+        """Notifications, earlier ones first; ends by ConnectionLost, or the error of the server."""
         while True:
             pending, self._notifications = self._notifications, []
             yield from pending
+            if self._refusal is not None:
+                raise self._refusal
             self._receive(None, None)
 
     def _receive(self, deadline: float | None, timeout_s: float | None) -> list[framing.Incoming]:
@@ -99,6 +102,8 @@ class Connection:
         for message in messages:
             if isinstance(message, framing.NotificationFrame):
                 self._notifications.append(message)
+            elif isinstance(message, framing.ResponseFrame):
+                self._refusal = message.error if message.msgid is None else self._refusal
             elif isinstance(message, framing.Malformed):
                 raise Internal(f"the server does not speak our protocol: {message.error.message}")
         return messages

@@ -129,22 +129,58 @@ class Authenticator:
         self._mode = mode
         self._own_uid = own_uid
         self._callers: dict[int, asyncio.Future[Principal]] = {}
+        self._last: dict[int, asyncio.Future[None]] = {}  # of those who wait, by uid: it is through
         self.known_accounts = KnownAccounts(accounts, mode)
         self._denials: dict[tuple[int, int], int] = {}
 
     async def identify(self, peer: Peer) -> Principal:
         """The peer with name and rights, asked of the system every few seconds at most per uid.
 
-        Requests that wait for the same answer go on in the order they came.
+        A user's requests go on in the order they came, whoever's answer is there first.
         """
+        known = self._known(peer)
+        ahead = self._last.get(peer.uid)
+        if known.done() and ahead is None:
+            caller = known.result()
+        else:
+            caller = await self._in_turn(peer.uid, known, ahead)
+        return caller if caller.pid == peer.pid else replace(caller, pid=peer.pid)
+
+    def _known(self, peer: Peer) -> asyncio.Future[Principal]:
+        """The answer of a few seconds ago, or the one that is under way."""
         known = self._callers.get(peer.uid)
         if known is None:
             known = asyncio.ensure_future(self._look_up(peer))
             self._callers[peer.uid] = known
             known.add_done_callback(lambda done: self._forget_failure(peer.uid, done))
             asyncio.get_running_loop().call_later(CALLER_KEPT_S, self._callers.pop, peer.uid, None)
-        caller = known.result() if known.done() else await asyncio.shield(known)
-        return caller if caller.pid == peer.pid else replace(caller, pid=peer.pid)
+        return known
+
+    async def _in_turn(
+        self, uid: int, known: asyncio.Future[Principal], ahead: asyncio.Future[None] | None
+    ) -> Principal:
+        """The answer, once those who came before have theirs.
+
+        An answer wakes who waits for it in a later round of the loop: who comes in between, or
+        finds a newer answer, must not be the first.
+        """
+        through = self._last[uid] = asyncio.get_running_loop().create_future()
+        try:
+            caller = await asyncio.shield(known)
+            if ahead is not None:
+                await asyncio.shield(ahead)
+            return caller
+        finally:
+            if ahead is None or ahead.done():
+                self._pass_on(uid, through)
+            else:  # it gives up its place: who is behind it waits for those before it
+                ahead.add_done_callback(lambda _: self._pass_on(uid, through))
+
+    def _pass_on(self, uid: int, through: asyncio.Future[None]) -> None:
+        if self._last.get(uid) is through:
+            del self._last[uid]
+        if not through.done():
+            through.set_result(None)
 
     def _forget_failure(self, uid: int, done: asyncio.Future[Principal]) -> None:
         """A name service that did not answer is asked again by the next request."""

@@ -46,6 +46,9 @@ log = logging.getLogger(__name__)
 LASTING = frozenset({"wait", "watch"})  # open for long, and no work meanwhile
 
 
+def _nothing() -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Shared:
     """What the connections of one server share."""
@@ -73,6 +76,7 @@ class ServerConnection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._close_callbacks: list[Callable[[], None]] = []
         self._watching = False
+        self._on_drained: Callable[[], None] = _nothing
         self._outgoing = Outgoing(shared.unsent, account)
         self._paused = False
         self._is_dead = False  # takes nothing more: the boundaries of its messages are lost
@@ -310,6 +314,7 @@ class ServerConnection(asyncio.Protocol):
     def resume_writing(self) -> None:
         """It has taken all."""
         self._outgoing.end_waiting()
+        self._on_drained()
         self.go_on()
 
     def on_close(self, callback: Callable[[], None]) -> None:
@@ -321,9 +326,20 @@ class ServerConnection(asyncio.Protocol):
         """Whether a watch is on."""
         return self._watching
 
-    def keep_open(self) -> None:
+    def keep_open(self, on_drained: Callable[[], None]) -> None:
         """A watch is on: silence is no reason to close."""
-        self._watching = True
+        self._watching, self._on_drained = True, on_drained
+
+    def watch_failed(self) -> None:
+        """The watch ended by a bug: say so and close, for nothing else would be heard of it."""
+        self.forget_watch()
+        self._send(framing.encode_error(None, Internal("a bug in gpuschedd ended this watch")))
+        self.close()
+
+    def forget_watch(self) -> None:
+        """There is none: another may begin, and silence counts again."""
+        self._watching, self._on_drained = False, _nothing
+        self._rearm(keep=self._decoder.is_mid_message)
 
     def close(self) -> None:
         """Send what is queued, then close."""

@@ -196,20 +196,15 @@ class Turns:
         self._rows_max = rows_max
         self._under_way: Counter[int] = Counter()  # rows, by account
         self._waiting: dict[int, deque[tuple[int, asyncio.Future[None]]]] = {}
+        self._woken: Counter[int] = Counter()  # whose turn has come and who did not go on yet
 
     @asynccontextmanager
     async def of(self, account: int, rows: int) -> AsyncIterator[None]:
         """While the block lasts, so many rows of the account's are under way."""
         rows = max(1, min(rows, self._rows_max))
-        if account in self._waiting or not self._has_room(account, rows):
-            mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.setdefault(account, deque()).append((rows, mine))
-            try:
-                await mine
-            except asyncio.CancelledError:
-                if mine.done() and not mine.cancelled():
-                    self._end(account, rows)
-                raise
+        is_behind = account in self._waiting or self._woken[account]
+        if is_behind or not self._has_room(account, rows):
+            await self._turn(account, rows)
         else:
             self._under_way[account] += rows
         try:
@@ -217,21 +212,40 @@ class Turns:
         finally:
             self._end(account, rows)
 
+    async def _turn(self, account: int, rows: int) -> None:
+        mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(account, deque()).append((rows, mine))
+        try:
+            await mine
+        except asyncio.CancelledError:
+            if mine.done() and not mine.cancelled():
+                self._woken[account] -= 1
+                self._end(account, rows)
+            raise
+        self._woken[account] -= 1
+        self._wake(account)  # who came while this one had not gone on
+
     def _has_room(self, account: int, rows: int) -> bool:
         return self._under_way[account] + rows <= self._rows_max
 
     def _end(self, account: int, rows: int) -> None:
         self._under_way[account] -= rows
+        self._wake(account)
+        if not self._under_way[account]:
+            del self._under_way[account]
+
+    def _wake(self, account: int) -> None:
         waiting = self._waiting.get(account, deque())
         while waiting and (waiting[0][1].done() or self._has_room(account, waiting[0][0])):
             wanted, first = waiting.popleft()
             if not first.done():  # its connection may be gone
                 self._under_way[account] += wanted
+                self._woken[account] += 1
                 first.set_result(None)
         if not waiting:
             self._waiting.pop(account, None)
-        if not self._under_way[account]:
-            del self._under_way[account]
+        if not self._woken[account]:
+            del self._woken[account]
 
 
 class Unsent:

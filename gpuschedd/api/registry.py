@@ -52,8 +52,14 @@ class Connection(Protocol):
     def is_watching(self) -> bool:
         """Whether a watch is on."""
 
-    def keep_open(self) -> None:
-        """A watch is on: the connection may be silent."""
+    def keep_open(self, on_drained: Callable[[], None]) -> None:
+        """A watch is on: the connection may be silent. `on_drained`: the client has read all."""
+
+    def watch_failed(self) -> None:
+        """The watch ended, and its client is told: it would wait for ever."""
+
+    def forget_watch(self) -> None:
+        """There is no watch, as if none had been asked for."""
 
 
 class GpuReadings(Protocol):

@@ -40,11 +40,13 @@ Send = Callable[[Sequence[Numbered]], bool]
 class Watcher:
     """One subscription of the user `account`, and up to where it was told."""
 
-    __slots__ = ("_missed", "account", "dropped", "is_held", "is_ready", "seen", "send")
+    __slots__ = ("_missed", "account", "dropped", "end", "is_held", "is_ready", "seen", "send")
 
-    def __init__(self, account: int, send: Send, seen: int) -> None:
-        """`seen`: the id of the last event that it need not be told."""
-        self.account, self.send, self.seen = account, send, seen
+    def __init__(
+        self, account: int, send: Send, seen: int, end: Callable[[], None] = lambda: None
+    ) -> None:
+        """`seen`: the id of the last event that it need not be told; `end`: it cannot be served."""
+        self.account, self.send, self.seen, self.end = account, send, seen, end
         self.dropped = 0
         self.is_held = False  # while older events are fetched
         self.is_ready = False  # its turn will come
@@ -65,16 +67,24 @@ class Watcher:
             self.dropped += lost
             self.seen += lost + len(ready)
         if not ready:
+            self._tell_dropped(recent)
             return False
         if self.dropped:
             number, event = ready[0]
-            marker = Event(EventKind.EVENTS_DROPPED.value, event.at_s, data={"count": self.dropped})
-            ready.insert(0, (number - 1, marker))
+            ready.insert(0, self._marker(number - 1, event.at_s))
         if self.send(ready):
             self.dropped = 0
         else:
             self.dropped += len(ready) - (1 if self.dropped else 0)
         return True
+
+    def _tell_dropped(self, recent: Recent) -> None:
+        """Behind which nothing comes for now: whoever reads again need not wait for the next."""
+        if self.dropped and self.send([self._marker(self.seen, recent.newest_at_s)]):
+            self.dropped = 0
+
+    def _marker(self, number: int, at_s: float) -> Numbered:
+        return number, Event(EventKind.EVENTS_DROPPED.value, at_s, data={"count": self.dropped})
 
 
 class Recent:
@@ -86,6 +96,11 @@ class Recent:
     def add(self, events: Iterable[Numbered]) -> None:
         """Those of one commit."""
         self._kept.extend(events)
+
+    @property
+    def newest_at_s(self) -> float:
+        """When the newest was; 0 before there is one."""
+        return self._kept[-1][1].at_s if self._kept else 0.0
 
     def after(self, seen: int) -> tuple[int, list[Numbered]]:
         """How many behind `seen` are no longer kept, and a slice of those that are."""
@@ -181,6 +196,7 @@ class Subscriptions:
         except Exception:
             log.exception("watcher_failed account=%d", watcher.account)
             self.remove(watcher)
+            watcher.end()
             return False
 
     def _next_turn(self, account: int) -> None:

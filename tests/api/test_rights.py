@@ -77,8 +77,13 @@ class Connection:
     def on_close(self, callback: object) -> None:
         del callback
 
-    def keep_open(self) -> None:
-        self.is_watching = True
+    def keep_open(self, on_drained: object) -> None:
+        self.is_watching = on_drained is not None
+
+    def watch_failed(self) -> None: ...
+
+    def forget_watch(self) -> None:
+        self.is_watching = False
 
 
 class Parts:

@@ -118,6 +118,31 @@ def test_a_reader_that_is_behind_hears_how_many_it_missed() -> None:
     assert heard.ids == list(range(201, 211))
 
 
+def test_a_reader_that_reads_again_hears_at_once_how_many_it_missed() -> None:
+    """On a quiet host the next event may be hours away."""
+
+    async def run() -> Heard:
+        found = subscribed()
+        heard = Heard([], "x")
+        watcher = Watcher(ALICE, heard.send, 0)
+        found.add(watcher)
+        heard.is_behind = True
+        found.after_commit(committed(1, 200))
+        await settled()
+        heard.is_behind = False
+        for _ in range(2):
+            found.go_on(watcher)
+            await settled()
+        assert heard.events == [(200, Event("dropped", 0.0, data={"count": 200}))]
+        found.after_commit(committed(201, 210))
+        await settled()
+        return heard
+
+    heard = asyncio.run(run())
+    assert heard.dropped == [200]
+    assert heard.ids == list(range(201, 211))
+
+
 def test_events_that_are_no_longer_kept_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "WATCH_QUEUE_MAX", 30)
 
@@ -157,10 +182,12 @@ def test_a_watcher_that_cannot_be_served_ends_and_the_others_go_on(
     def broken(_: Sequence[tuple[int, Event]]) -> bool:
         raise ValueError("an event that cannot be encoded")
 
+    ended: list[str] = []
+
     async def run() -> list[Heard]:
         found = subscribed()
         others = [Heard([], "alice"), Heard([], "bob")]
-        found.add(Watcher(ALICE, broken, 0))
+        found.add(Watcher(ALICE, broken, 0, lambda: ended.append("told")))
         for account, heard in zip((ALICE, BOB), others, strict=True):
             found.add(Watcher(account, heard.send, 0))
         for number in (1, 2):
@@ -171,6 +198,7 @@ def test_a_watcher_that_cannot_be_served_ends_and_the_others_go_on(
 
     assert [heard.ids for heard in asyncio.run(run())] == [[1, 2], [1, 2]]
     assert caplog.text.count("watcher_failed") == 1
+    assert ended == ["told"]
 
 
 def test_uids_without_an_account_share_a_few_watches() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 
 import gpusched_client
@@ -281,6 +282,26 @@ def test_watch_goes_on_after_a_lost_connection_from_the_last_event(serve: Serve)
     server.drop_connections()
     assert next(events).event_id == 5
     assert [params for _, params in server.requests] == [{}, {"since": 4}]
+
+
+def test_a_watch_that_the_daemon_ends_with_an_error_ends_with_it(serve: Serve) -> None:
+    """It is not begun again and again, each time to break at the same event."""
+    refusal = {"code": "internal", "message": "a bug in gpuschedd ended this watch", "data": {}}
+    said = [
+        [1, 1, None, {"last_event_id": 3}],
+        [2, "event", [{"event_id": 4, "at_s": 1, "kind": "job"}]],
+        [1, None, refusal, None],
+    ]
+
+    def watch(_: dict[str, Any]) -> Any:
+        raise Raw(b"".join(map(msgpack.packb, said)))
+
+    server = serve({"watch": watch})
+    events = iter(Client().watch())
+    assert next(events).event_id == 4
+    with pytest.raises(Internal, match="ended this watch"):
+        next(events)
+    assert len(server.requests) == 1
 
 
 def test_every_other_method_returns_its_part_of_the_answer(serve: Serve) -> None:

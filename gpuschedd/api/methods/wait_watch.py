@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from gpusched_client.errors import Conflict, GpuschedError
+from gpusched_client.errors import Conflict
 from gpusched_client.terms import JobId
 from gpusched_client.wire.job_messages import (
     WaitRequest,
@@ -48,17 +48,18 @@ async def watch(call: Call, request: WatchRequest) -> Response:
         return call.connection.notify(b"".join(parts))
 
     last = call.controller.last_event_id
-    watcher = Watcher(call.caller.account, send, last)
+    watcher = Watcher(call.caller.account, send, last, call.connection.watch_failed)
     subscriptions.add(watcher)
     call.connection.on_close(lambda: subscriptions.remove(watcher))
-    call.connection.keep_open()
+    call.connection.keep_open(lambda: subscriptions.go_on(watcher))
     if request.since is not None and request.since < last:
         since = request.since
         watcher.is_held = True
         try:
             missed = await read(call, lambda history: history.events_since(since, last))
-        except GpuschedError:
+        except Exception:
             subscriptions.remove(watcher)
+            call.connection.forget_watch()
             raise
         watcher.take_missed(missed, last - since - len(missed))  # ids have no gaps
         asyncio.get_running_loop().call_soon(subscriptions.go_on, watcher)
