@@ -30,7 +30,7 @@ OWNERS = {
     "sqlite3": {
         *(f"gpuschedd/store/{name}.py" for name in ("database", "writer", "history")),
         *(f"gpuschedd/store/{name}.py" for name in ("queries", "rows", "columns", "census")),
-        *(f"gpuschedd/store/{name}.py" for name in ("checks", "retention", "upgrade")),
+        *(f"gpuschedd/store/{name}.py" for name in ("checks", "retention", "schema", "upgrade")),
     },
     "pynvml": {"gpuschedd/gpu/nvidia/library.py"},
     "subprocess": {
