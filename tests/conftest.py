@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -11,9 +12,12 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support import logs
-from tests.support.daemon import DaemonProcess, daemon_in
+from tests.support.daemon import SOAK, DaemonProcess, daemon_in
 
-SOAK = os.environ.get("GPUSCHED_SOAK") == "1"
+# Thousands of processes are started: each would compile all that it reads. In the environment for
+# them, in `sys` for the tests themselves, which are rewritten by pytest.
+os.environ["PYTHONDONTWRITEBYTECODE"] = ""
+sys.dont_write_bytecode = False
 
 # By default an example may take 200 ms: on a busy host one does that only had to wait for its turn.
 # `make test` tries the same examples each time, so that what turns red is the change's doing;

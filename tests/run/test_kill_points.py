@@ -7,6 +7,7 @@ threads. Run one again alone with GPUSCHED_POINT=call:N.
 from __future__ import annotations
 
 import os
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -52,15 +53,14 @@ T = TypeVar("T")
 class Story:
     """A job that finishes, one that is given a limit and cancelled; a daemon killed at a point."""
 
-    def __init__(self, place: Path, call: str, number: int) -> None:
+    def __init__(self, place: Path, begun: Path, call: str, number: int) -> None:
+        """`begun`: a state directory with a database: the story is no first start."""
         place.mkdir()
         self.point = f"{call}:{number}"
         self.record = place / "record"
         self.record.touch()
         self.daemon = DaemonProcess(place, "2x24G", "--set", "scheduling.kill_grace=1.0")
-        # A database that exists: the story is about jobs, not about the first start.
-        self.daemon.start()
-        self.daemon.stop()
+        shutil.copytree(begun, self.daemon.state_dir, ignore=shutil.ignore_patterns("*.sock"))
         self.daemon.wrapper = [
             "strace", "-f", "-b", "execve", "-qq", "-o", "/dev/null",
             "-e", f"trace={call}", "-e", f"inject={call}:signal=KILL:when={number}",
@@ -150,8 +150,12 @@ def _points(is_soak: bool) -> Iterator[list[tuple[str, int]]]:
 def test_killed_at_every_point_of_the_story_the_truth_stands(tmp_path: Path, is_soak: bool) -> None:
     """40 points here, all in soak: nothing acknowledged lost, nothing twice, codes right."""
 
+    first = DaemonProcess(tmp_path / "first", "2x24G").start()
+    assert first.stop() == 0
+
     def tell(point: tuple[str, int]) -> bool:
-        return Story(tmp_path / f"{point[0]}-{point[1]}", *point).run()
+        place = tmp_path / f"{point[0]}-{point[1]}"
+        return Story(place, first.state_dir, *point).run()
 
     reached: dict[tuple[str, int], bool] = {}
     over: set[str] = set()

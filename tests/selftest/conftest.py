@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,6 +48,17 @@ class Answer:
         return [row["result"] for row in self.value["checks"] if row["check"] == check]
 
 
+#: As `gpuschedd ..`, and gives up sooner what does not come: a program, a sample, the daemon.
+IMPATIENT = """
+from gpusched_client import Client
+from gpuschedd.selftest import jobs, rounds
+jobs.START_S, rounds.SEEN_S, rounds.STRANGER_S = 3.0, 3.0, 3.0
+Client.__init__.__kwdefaults__["reconnect_s"] = 0.5
+from gpuschedd.cli import cli
+cli(prog_name="gpuschedd")
+"""
+
+
 class Bench:
     """The host of the self-test: its stand-in drivers, its nvidia-smi, its daemon."""
 
@@ -81,10 +93,11 @@ class Bench:
         """What is wrong with CUDA from now on."""
         (self.driver.place / "cuda").write_text(" ".join(wrong))
 
-    def selftest(self, *options: str) -> Answer:
-        """Type it."""
+    def selftest(self, *options: str, is_patient: bool = True) -> Answer:
+        """Type it. Impatient where nothing will come of what it waits for."""
         assert self.daemon is not None
-        done = self.daemon.run("gpuschedd", "selftest", "--json", *options)
+        words = ["gpuschedd"] if is_patient else [sys.executable, "-c", IMPATIENT]
+        done = self.daemon.run(*words, "selftest", "--json", *options)
         value = json.loads(done.stdout) if done.stdout else {}
         return Answer(done.returncode, value, done.stderr)
 
@@ -117,7 +130,8 @@ def bench(
         if prepare is not None:
             prepare(made)
         made.list_gpus()
-        made.daemon = daemon_over(driver, *options)
+        # A start of its own where the self-test reads its command line.
+        made.daemon = daemon_over(driver, *options, wrapper=["env"] if options else ())
         return made
 
     return start

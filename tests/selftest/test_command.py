@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from tests.selftest.conftest import IMPATIENT
 from tests.support.daemon import BIN, DaemonProcess, daemon_in
 
 ALICE_UID = 65_000
@@ -56,7 +58,7 @@ def test_the_table_has_a_line_for_each_check(tmp_path: Path) -> None:
 def test_a_daemon_that_runs_nothing_fails(tmp_path: Path) -> None:
     """Its jobs only hold their GPUs: no program of ours says a word."""
     with daemon_in(tmp_path, "1x24G", "--no-exec", "--set", "scheduling.kill_grace=1.0") as daemon:
-        done = daemon.run("gpuschedd", "selftest", "--json")
+        done = daemon.run(sys.executable, "-c", IMPATIENT, "selftest", "--json")
     assert done.returncode == 1
     failed = {
         row["check"] for row in json.loads(done.stdout)["checks"] if row["result"] == "failed"
@@ -126,7 +128,7 @@ def test_root_alone_can_be_another_user_and_only_with_the_systems_daemon(
 
 def test_a_daemon_that_goes_away_in_between_is_said_to(daemon: DaemonProcess) -> None:
     """Its jobs end by themselves; nothing of ours waits for them for ever."""
-    words = [str(BIN / "gpuschedd"), "selftest"]
+    words = [sys.executable, "-c", IMPATIENT, "selftest"]
     environment = {**os.environ, "GPUSCHED_SOCKET": str(daemon.socket)}
     with subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, text=True) as test:
         assert test.stderr is not None

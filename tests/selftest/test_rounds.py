@@ -72,7 +72,7 @@ def test_an_index_that_is_another_device_to_cuda_fails(bench: Start) -> None:
     """CUDA counts otherwise than NVML: the job lands on somebody's GPU."""
     here = bench()
     here.cuda("shifted")
-    answer = here.selftest()
+    answer = here.selftest(is_patient=False)
     assert answer.status == 1
     result, reason = answer.result("index and UUID", 0)
     assert result == "failed"
@@ -92,7 +92,7 @@ def test_memory_that_shows_as_another_processs_fails_own_and_foreign(bench: Star
     """As where the daemon cannot match the driver's pids."""
     here = bench()
     here.cuda("stranger")
-    answer = here.selftest()
+    answer = here.selftest(is_patient=False)
     assert answer.status == 1
     reasons = [answer.result("own process", gpu) for gpu in (0, 1)]
     assert [result for result, _ in reasons] == ["failed", "failed"]
@@ -222,7 +222,7 @@ def test_a_slice_is_what_cuda_sees_of_it(bench: Start) -> None:
 def test_a_slice_that_is_another_to_cuda_or_to_nvidia_smi_fails(bench: Start) -> None:
     here = bench(prepare=sliced)
     here.cuda("shifted")
-    assert set(here.selftest().results("MIG slices")) == {"failed"}
+    assert set(here.selftest(is_patient=False).results("MIG slices")) == {"failed"}
     here.cuda()
     here.driver.remove("mig 0 3")
     here.list_gpus()

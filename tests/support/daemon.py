@@ -16,9 +16,11 @@ from typing import TypeVar
 
 from gpusched_client import Client
 from gpusched_client.errors import Unavailable
-from tests.support import logs
+from tests.support import forked, logs
+from tests.support.forked import Process
 
 BIN = Path(sys.executable).parent
+SOAK = os.environ.get("GPUSCHED_SOAK") == "1"
 DEADLINE_S = 60.0
 LOOK_S = 0.02  # between two looks at a condition that has no event to wait for
 
@@ -58,27 +60,34 @@ class DaemonProcess:
         self.wrapper = list(wrapper)
         self.environment = environment or {}
         self.log = place / "daemon.log"
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: Process | None = None
 
     @property
     def command(self) -> list[str]:
         """The daemon's command line."""
-        words = [*self.wrapper, sys.executable, "-m", "gpuschedd.main"]
-        words += ["--state-dir", str(self.state_dir), "--socket", str(self.socket)]
+        return [*self.wrapper, sys.executable, "-m", "gpuschedd.main", *self._words]
+
+    @property
+    def _words(self) -> list[str]:
+        words = ["--state-dir", str(self.state_dir), "--socket", str(self.socket)]
         return [*words, "--config", str(self.place / "config.toml"), *self.options]
 
-    def spawn(self) -> subprocess.Popen[bytes]:
+    def spawn(self) -> Process:
         """Start it without waiting for anything."""
         logs.keep(self)
+        environment = {**os.environ, **self.environment}
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                self.command,
-                stderr=log,
-                stdout=log,
-                stdin=subprocess.DEVNULL,
-                cwd=self.place,
-                env={**os.environ, **self.environment},
-            )
+            if not self.wrapper and not SOAK:
+                self.process = forked.start(self._words, self.place, environment, log.fileno())
+            if self.wrapper or SOAK or self.process is None:
+                self.process = subprocess.Popen(
+                    self.command,
+                    stderr=log,
+                    stdout=log,
+                    stdin=subprocess.DEVNULL,
+                    cwd=self.place,
+                    env=environment,
+                )
         return self.process
 
     def start(self) -> DaemonProcess:

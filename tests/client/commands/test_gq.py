@@ -10,13 +10,16 @@ import sys
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from gpusched_client.client import RECONNECT_S
 from gpusched_client.commands import gq as gq_module
 from gpusched_client.commands.gq import cli
 from gpusched_client.output.json import json_text
+from gpusched_client.wire import session
 from tests.client.fake_server import FakeServer, Handler, Refusal
 
 Serve = Callable[[dict[str, Handler]], FakeServer]
@@ -399,7 +402,16 @@ def test_unknown_jobs_are_67(serve: Serve, run: Any) -> None:
     assert [line.split()[0] for line in together] == ["JOBID", "8", "gq:"]
 
 
-def test_a_daemon_that_goes_away_after_an_error_does_not_hide_it(serve: Serve, run: Any) -> None:
+def test_a_daemon_that_goes_away_after_an_error_does_not_hide_it(
+    serve: Serve, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half a minute of trying again passes at once."""
+    clock = [0.0]
+    waits = SimpleNamespace(
+        monotonic=lambda: clock[0], sleep=lambda s: clock.__setitem__(0, clock[0] + s)
+    )
+    monkeypatch.setattr(session, "time", waits)
+
     def refuse(_params: dict[str, Any]) -> Any:
         raise Refusal("not_found", "no job 7")
 
@@ -411,6 +423,7 @@ def test_a_daemon_that_goes_away_after_an_error_does_not_hide_it(serve: Serve, r
     assert (outcome.status, outcome.err) == (67, "gq: no job 7\n")
     listed = run(cli)
     assert (listed.status, listed.err) == (0, "")
+    assert clock[0] >= 2 * RECONNECT_S
 
 
 def test_an_empty_list_tells_of_a_name_that_is_nobodys(serve: Serve, run: Any) -> None:
