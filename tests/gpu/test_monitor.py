@@ -36,7 +36,7 @@ ALONE = ("--set", "sharing.margin=0", "--set", "sharing.max_jobs_per_gpu=1000")
 QUICK_TO_LOOK = """
 import sys
 from gpuschedd.gpu.nvidia import source
-source.ABSENT_RETRY_S = 0.2
+source.ABSENT_RETRY_S = source.INIT_EVERY_S = 0.2
 sys.argv = sys.argv[3:]  # what was asked: python -m gpuschedd.main ..
 from gpuschedd.cli import cli
 cli()
@@ -506,7 +506,7 @@ def test_a_job_on_a_gpu_that_it_was_not_granted_is_on_record(
 ) -> None:
     """The user overrode CUDA_VISIBLE_DEVICES: job, pid and GPU, and the memory counts there."""
     another(driver)
-    daemon = daemon_over(driver)
+    daemon = daemon_over(driver, *QUICK)
     with daemon.client() as client:
         words = claim("--vram", "5000", "--hold", "60", "--uuids", uuid_of(1))
         job = client.submit(words, vram="6G", output="/dev/null")
@@ -698,7 +698,7 @@ def test_a_stop_leaves_nothing_half_done(driver: FakeDriver, daemon_over: Start)
 
 def test_a_gpu_missing_from_an_answer_fails_nothing(driver: FakeDriver, daemon_over: Start) -> None:
     """Its job runs on, nothing new is placed there, and it comes back."""
-    daemon = daemon_over(driver)
+    daemon = daemon_over(driver, wrapper=[sys.executable, "-c", QUICK_TO_LOOK])
     with daemon.client() as client:
         job = client.submit(["sleep", "60"], output="/dev/null")
         until(lambda: is_running(client, job.id), "it runs")
