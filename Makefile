@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Tests run in a random order, whose seed is said at the end. `make test SEED=7` takes that of 7.
 PYTEST := $(BIN)/python -m pytest -q $(if $(SEED),--randomly-seed=$(SEED))
+# Most tests wait for processes, not for the CPU: two workers a core, eight at most.
+WORKERS ?= $(shell cores=$$(nproc); echo $$((cores < 4 ? 2 * cores : 8)))
 
 # What says most within half a minute: the shape of the code, decisions, gates, the commands, the
 # wire, the database, one simulated life of the controller, and a client that runs a job. Long runs
@@ -28,10 +30,10 @@ demo: $(STAMP)
 	$(BIN)/python examples/demo.py
 
 quick: $(STAMP)
-	$(PYTEST) -n 2 -m "not systemd and not soak" $(QUICK)
+	$(PYTEST) -n $(WORKERS) -m "not systemd and not soak" $(QUICK)
 
 test: $(STAMP)
-	$(PYTEST) -n 2 -m "not systemd and not soak"
+	$(PYTEST) -n $(WORKERS) -m "not systemd and not soak"
 
 test-system: $(STAMP)
 	$(PYTEST) -m systemd tests/system
