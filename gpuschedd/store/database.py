@@ -7,7 +7,7 @@ import os
 import sqlite3
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from gpuschedd.store.census import read_census
@@ -75,7 +75,7 @@ def _opened(state_dir: Path, path: Path) -> tuple[Path, sqlite3.Connection, str,
     reached = read_mark(state_dir)
     if existed:
         _require_whole_log(path)
-    connection = connect(path)
+    connection = connect(path, is_new=not existed)
     try:
         os.chmod(path, 0o600)
         _prepare(connection, path, check=existed, has_content=marker.exists())
@@ -140,9 +140,17 @@ def _lost_text(path: Path, lost: int) -> str:
     )
 
 
-def connect(path: Path) -> sqlite3.Connection:
+def connect(path: Path, *, is_new: bool = False) -> sqlite3.Connection:
+    """A connection; only with `is_new` a file is made where there is none.
+
+    Readers come later, and the directory may have been moved away since.
+    """
     connection = sqlite3.connect(
-        path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
+        f"{path.absolute().as_uri()}?mode={'rwc' if is_new else 'rw'}",
+        timeout=BUSY_TIMEOUT_S,
+        isolation_level=None,
+        check_same_thread=False,
+        uri=True,
     )
     connection.row_factory = sqlite3.Row
     return connection
@@ -389,20 +397,18 @@ def write_marker(marker: Path, instance: str) -> None:
 
 def copy_database(source: Path, target: Path) -> None:
     """A consistent copy over a connection of its own: the writer is not held up. Blocks."""
-    db = connect(source)
     try:
-        db.execute("PRAGMA query_only = ON")
-        backup_to(db, target)
+        with closing(connect(source)) as db:
+            db.execute("PRAGMA query_only = ON")
+            backup_to(db, target)
     except sqlite3.Error as error:
         raise StoreFull(str(error)) from error
-    finally:
-        db.close()
 
 
 def backup_to(db: sqlite3.Connection, target: Path) -> None:
     temporary = target.with_name(target.name + ".tmp")
     temporary.unlink(missing_ok=True)
-    copy = connect(temporary)
+    copy = connect(temporary, is_new=True)
     try:
         db.backup(copy)
     finally:

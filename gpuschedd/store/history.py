@@ -27,7 +27,11 @@ class History:
     """The reading connection: questions about the past. Blocks: call it in a reader thread."""
 
     def __init__(self, path: Path) -> None:
-        self._db = connect(path)
+        """Raises StorageError where it cannot be opened."""
+        try:
+            self._db = connect(path)
+        except sqlite3.Error as error:
+            raise StorageError(f"the daemon's database cannot be opened: {error}") from error
         self._db.execute("PRAGMA query_only = ON")
 
     def close(self) -> None:

@@ -583,8 +583,8 @@ def test_a_large_database_is_checked_after_the_start(
     path = filled(tmp_path)
     real = database.connect
 
-    def traced(path: Path) -> sqlite3.Connection:
-        db = real(path)
+    def traced(path: Path, *, is_new: bool = False) -> sqlite3.Connection:
+        db = real(path, is_new=is_new)
         db.set_trace_callback(asked.append)
         return db
 

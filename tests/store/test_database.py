@@ -9,11 +9,20 @@ from pathlib import Path
 
 import pytest
 
+from gpusched_client.errors import StorageError
 from gpusched_client.terms import Cause, GpuUuid, JobId, JobState
 from gpuschedd.core.job import CancelOrder, Gone, Job, Placed, Started, advance
 from gpuschedd.core.model import Grant, Request
 from gpuschedd.store import migrations
-from gpuschedd.store.database import DATABASE_NAME, MARKER_NAME, StoreBusy, StoreUnusable
+from gpuschedd.store.checks import Checker, looked_at
+from gpuschedd.store.database import (
+    DATABASE_NAME,
+    MARKER_NAME,
+    StoreBusy,
+    StoreFull,
+    StoreUnusable,
+    copy_database,
+)
 from gpuschedd.store.history import History
 from gpuschedd.store.in_use import MARK_NAME
 from gpuschedd.store.records import Age, Brief, Changes, Event, Payload, brief_of
@@ -131,6 +140,18 @@ def test_a_vanished_database_is_refused_not_replaced(tmp_path: Path) -> None:
         (tmp_path / name).unlink(missing_ok=True)
     with pytest.raises(StoreUnusable, match=MARKER_NAME):
         Store.open(tmp_path)
+
+
+def test_who_reads_makes_no_database(tmp_path: Path) -> None:
+    """Where it lay there may be another directory now, or nothing yet."""
+    path = tmp_path / DATABASE_NAME
+    with pytest.raises(StorageError, match="cannot be opened"):
+        History(path)
+    with pytest.raises(StoreFull, match="could not be read"):
+        looked_at(lambda: Checker(path))
+    with pytest.raises(StoreFull):
+        copy_database(path, tmp_path / "copy")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_migration_makes_a_backup_and_is_recorded(
