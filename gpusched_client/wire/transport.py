@@ -5,7 +5,6 @@ Must not know what is tried again, nor how anything is shown.
 
 from __future__ import annotations
 
-import errno
 import os
 import socket
 import struct
@@ -19,8 +18,7 @@ from gpusched_client.errors import Denied, GpuschedError, Internal, Invalid, Una
 from gpusched_client.wire import framing
 from gpusched_client.wire.methods import Request
 
-BACKLOG_RETRY_S = 5.0
-BACKLOG_PAUSE_S = 0.02
+BACKLOG_WAIT = struct.pack("ll", 5, 0)  # a struct timeval: seconds, microseconds
 _RECEIVE_BYTES = 256 * 1024
 _OVERFLOW_UID = 65_534  # what a user namespace shows for a uid that it does not map
 
@@ -153,25 +151,21 @@ def connect(given: Path | None) -> Connection:
 
 
 def _open(path: Path) -> socket.socket:
-    """A connected socket. A full backlog is a busy daemon, so it is tried for some seconds."""
+    """A connected socket. A full backlog is a busy daemon, so it waits for some seconds."""
     if len(os.fsencode(path)) > paths.SOCKET_PATH_BYTES_MAX:
         raise Invalid(
             f"socket path {str(path)!r} is longer than {paths.SOCKET_PATH_BYTES_MAX} bytes; "
             f"name a shorter one with {paths.SOCKET_ENV}"
         )
-    deadline = time.monotonic() + BACKLOG_RETRY_S
-    while True:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        try:
-            sock.settimeout(0)  # a blocking connect to a full backlog has no time-out
-            sock.connect(os.fspath(path))
-        except OSError as error:
-            sock.close()
-            if error.errno != errno.EAGAIN or time.monotonic() > deadline:
-                raise
-            time.sleep(BACKLOG_PAUSE_S)
-        else:
-            return sock
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        # In the kernel, where who waits for room in a full backlog is woken when there is some.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, BACKLOG_WAIT)
+        sock.connect(os.fspath(path))
+    except BaseException:
+        sock.close()
+        raise
+    return sock
 
 
 def _check_server(sock: socket.socket, path: Path) -> None:

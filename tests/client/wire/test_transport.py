@@ -138,7 +138,7 @@ def test_a_full_backlog_is_waited_for(tmp_path: Path, monkeypatch: pytest.Monkey
     for sock in waiting:
         sock.setblocking(False)
         sock.connect_ex(str(path))
-    monkeypatch.setattr(transport, "BACKLOG_RETRY_S", 60.0)
+    monkeypatch.setattr(transport, "BACKLOG_WAIT", struct.pack("ll", 60, 0))
     taken: list[socket.socket] = []
     taker = threading.Timer(0.2, lambda: taken.extend(listener.accept()[0] for _ in range(2)))
     taker.start()
@@ -147,6 +147,17 @@ def test_a_full_backlog_is_waited_for(tmp_path: Path, monkeypatch: pytest.Monkey
     taker.join()
     for opened in (sock, listener, *waiting, *taken):
         opened.close()
+
+
+def test_a_backlog_that_stays_full_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "full.sock"
+    monkeypatch.setattr(transport, "BACKLOG_WAIT", struct.pack("ll", 0, 1))
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as waiting:
+        listener.bind(str(path))
+        listener.listen(0)
+        waiting.connect(str(path))
+        with Client(path) as c, pytest.raises(Unavailable, match="temporarily unavailable"):
+            c.hello()
 
 
 def test_a_socket_path_that_is_too_long_is_invalid(tmp_path: Path) -> None:
