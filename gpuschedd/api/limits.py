@@ -35,7 +35,8 @@ OPEN_PER_UID_MAX = 16  # requests that are being answered; those that wait are n
 WAITS_PER_UID_MAX = 1_000
 WATCHERS_PER_UID_MAX = 256
 UNSENT_PER_UID_MAX = 16 * 2**20  # bytes; then the connection with the most is closed
-ROWS_AT_ONCE = 1_000  # jobs that a user's commands under way name; the same of lists
+ROWS_AT_ONCE = 1_000  # jobs in a user's answers that are being made
+CHANGED_AT_ONCE = 100  # jobs that a user's commands under way name: 30 ms of the database's time
 QUESTIONS_PER_UID_MAX = 2_000  # to the database, that wait for their turn
 DENIALS_AN_HOUR_MAX = 100  # audit rows of denials per uid and hour; the rest is only counted
 
@@ -52,12 +53,15 @@ WATCH_SLICE = 50  # events at once; then the others have their turn
 UNSENT_IN_ALL_MAX = 64 * 2**20  # bytes; then who has the most is cut
 CROWD = 200  # connections; what they took is given back when most of them are gone
 REFUSALS_MAX = 1_000  # texts of refused connections that are kept
+REFUSALS_AT_ONCE = 32  # refused connections of a user in a second; the others are told later
+REFUSALS_KEPT_S = 5.0  # so much later
+REFUSALS_KEPT_MAX = 8_192  # of all users; the others are closed without a word
 
 # Of long answers.
 VIEWS_AT_ONCE = 10  # a few tenths of a millisecond
 EXPECTED_FIRST = 200  # jobs whose expected start is walked to
 POSITIONS_MAX = 2_000  # so far down the queue a job's place is looked for
-WALK_PATIENCE_S = 0.05  # then what the walk before it found is good enough
+WALK_PATIENCE_S = 0.02  # then what the walk before it found is good enough
 WALK_REST = 20.0  # times as long as it took, before the next
 
 LONG_ROWS = 100  # from so many on a message is read or written beside the loop
@@ -67,6 +71,7 @@ ACTIVE_S = 1.0  # so long after a request its sender counts as active
 REST_S = 0.005
 ROWS_A_REQUEST = 4.0  # jobs that are named or shown: so many cost as much as one more request
 TIME_COST = 4.0  # a second of the daemon's time costs so many seconds' worth of requests
+STRANGERS_COST = 4.0  # times what it costs a user: they share a part of one user's bucket
 KEPT_MAX = 10_000  # buckets, and uids whose account is known
 ACCOUNTS_KEPT_S = 60.0  # so long an account that was just made may be unknown
 
@@ -201,16 +206,21 @@ class Turns:
     @asynccontextmanager
     async def of(self, account: int, rows: int) -> AsyncIterator[None]:
         """While the block lasts, so many rows of the account's are under way."""
+        taken = await self.begin(account, rows)
+        try:
+            yield
+        finally:
+            self.end(account, taken)
+
+    async def begin(self, account: int, rows: int) -> int:
+        """Wait for the turn of so many rows; what `end` is told when they are done."""
         rows = max(1, min(rows, self._rows_max))
         is_behind = account in self._waiting or self._woken[account]
         if is_behind or not self._has_room(account, rows):
             await self._turn(account, rows)
         else:
             self._under_way[account] += rows
-        try:
-            yield
-        finally:
-            self._end(account, rows)
+        return rows
 
     async def _turn(self, account: int, rows: int) -> None:
         mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -220,19 +230,20 @@ class Turns:
         except asyncio.CancelledError:
             if mine.done() and not mine.cancelled():
                 self._woken[account] -= 1
-                self._end(account, rows)
+                self.end(account, rows)
             raise
         self._woken[account] -= 1
         self._wake(account)  # who came while this one had not gone on
 
-    def _has_room(self, account: int, rows: int) -> bool:
-        return self._under_way[account] + rows <= self._rows_max
-
-    def _end(self, account: int, rows: int) -> None:
+    def end(self, account: int, rows: int) -> None:
+        """They are done: whose turn is next goes on."""
         self._under_way[account] -= rows
         self._wake(account)
         if not self._under_way[account]:
             del self._under_way[account]
+
+    def _has_room(self, account: int, rows: int) -> bool:
+        return self._under_way[account] + rows <= self._rows_max
 
     def _wake(self, account: int) -> None:
         waiting = self._waiting.get(account, deque())
@@ -310,6 +321,8 @@ class RequestBudget:
         if len(self._left) >= KEPT_MAX or len(self._seen) >= KEPT_MAX:
             self._left.clear()
             self._seen.clear()
+        if uid == STRANGERS:
+            cost *= STRANGERS_COST
         self._left[uid] = (self._left_of(uid, now_s) - cost, now_s)
 
     def debt_s(self, uid: int) -> float:
@@ -318,7 +331,7 @@ class RequestBudget:
             return 0.0
         now_s = time.monotonic()
         left = self._left_of(uid, now_s)
-        if left > 0 or not self._others_are_active(uid, now_s):
+        if left > 0 or not self._others_had_less(uid, left, now_s):
             return 0.0
         return min(ACTIVE_S, (1.0 - left) / self.per_second)
 
@@ -341,10 +354,11 @@ class RequestBudget:
         # What was taken while nobody else was active is not held against anybody for long.
         return max(-self.per_second, min(self.per_second, left + (now_s - at_s) * self.per_second))
 
-    def _others_are_active(self, uid: int, now_s: float) -> bool:
+    def _others_had_less(self, uid: int, left: float, now_s: float) -> bool:
+        """Whether somebody else is active who had less of late: who had least waits for nobody."""
         for other, at_s in reversed(self._seen.items()):
             if now_s - at_s > ACTIVE_S:
                 return False
-            if other != uid:
+            if other != uid and self._left_of(other, now_s) > left:
                 return True
         return False

@@ -6,6 +6,7 @@ handler. The modules of `methods` register themselves when they are imported.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from gpuschedd.api.auth import Authenticator, Peer
 from gpuschedd.api.backups import Backups
 from gpuschedd.api.expected import ExpectedStarts
 from gpuschedd.api.health_report import HealthReport
-from gpuschedd.api.limits import RequestBudget, Turns
+from gpuschedd.api.limits import CHANGED_AT_ONCE, RequestBudget, Turns
 from gpuschedd.api.planning import PlannerThread
 from gpuschedd.api.readers import FairReader
 from gpuschedd.api.subscriptions import Subscriptions
@@ -32,7 +33,7 @@ from gpuschedd.store.records import GpuUse
 
 T = TypeVar("T")
 
-COMMIT_COST = 3.0  # what is judged is written, applied and published as well: so many times as long
+COMMIT_COST = 6.0  # what is judged is written, applied and published as well: so many times as long
 
 
 class Connection(Protocol):
@@ -121,7 +122,7 @@ class Services:
     health: HealthReport
     backups: Backups
     reload: Callable[[], Awaitable[tuple[tuple[str, ...], tuple[str, ...]]]]
-    changes: Turns = field(default_factory=Turns)  # of commands, by the jobs that they name
+    changes: Turns = field(default_factory=lambda: Turns(CHANGED_AT_ONCE))  # by the jobs named
     lists: Turns = field(default_factory=Turns)  # of answers, by the jobs in them
 
 
@@ -145,6 +146,43 @@ class Call:
 
     async def change(self, evaluate: Callable[[Batch], T], rows: int) -> T:
         """The result of a command that names so many jobs, in its turn. Raises GpuschedError."""
+        async with self.services.changes.of(self.caller.account, rows):
+            return await self._judged(evaluate)
+
+    async def change_each(
+        self, job_ids: Sequence[int], evaluate: Callable[[Batch, Sequence[int]], Sequence[T]]
+    ) -> tuple[T, ...]:
+        """What becomes of each job that a command names: some at a time, so that the commands of
+        others come in between. All of them, even if the connection is gone meanwhile.
+        """
+        each = list(dict.fromkeys(job_ids))
+        if len(each) <= CHANGED_AT_ONCE:
+            known = dict(
+                zip(each, await self.change(_of_some(evaluate, each), len(each)), strict=True)
+            )
+        else:
+            # All of the turn: what the same connection asks next takes effect behind the last.
+            changes, account = self.services.changes, self.caller.account
+            rows = await changes.begin(account, len(each))
+            task = asyncio.ensure_future(self._change_some_at_a_time(each, evaluate))
+            task.add_done_callback(lambda _: changes.end(account, rows))
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+            known = await asyncio.shield(task)
+        return tuple(known[job_id] for job_id in job_ids)
+
+    async def _change_some_at_a_time(
+        self, job_ids: Sequence[int], evaluate: Callable[[Batch, Sequence[int]], Sequence[T]]
+    ) -> dict[int, T]:
+        known = dict[int, T]()
+        for begin in range(0, len(job_ids), CHANGED_AT_ONCE):
+            if begin > 0:
+                await self.services.budget.settled(self.caller.account)
+            some = job_ids[begin : begin + CHANGED_AT_ONCE]
+            known |= zip(some, await self._judged(_of_some(evaluate, some)), strict=True)
+        return known
+
+    async def _judged(self, evaluate: Callable[[Batch], T]) -> T:
+        """Charged for what judging it takes."""
 
         def judge(batch: Batch) -> T:
             began_s = time.thread_time()
@@ -154,9 +192,14 @@ class Call:
                 spent_s = time.thread_time() - began_s
                 self.services.budget.charge_time(self.caller.account, COMMIT_COST * spent_s)
 
-        async with self.services.changes.of(self.caller.account, rows):
-            result: T = await self.controller.call(judge)
+        result: T = await self.controller.call(judge)
         return result
+
+
+def _of_some(
+    evaluate: Callable[[Batch, Sequence[int]], Sequence[T]], job_ids: Sequence[int]
+) -> Callable[[Batch], Sequence[T]]:
+    return lambda batch: evaluate(batch, job_ids)
 
 
 class Service(Protocol):

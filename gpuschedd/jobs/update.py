@@ -91,10 +91,17 @@ def _of_smaller_nice(batch: Batch, job: Job) -> list[Job]:
 
 
 def update(
-    batch: Batch, caller: Principal, request: UpdateRequest, snapshot: Snapshot | None
+    batch: Batch,
+    caller: Principal,
+    request: UpdateRequest,
+    snapshot: Snapshot | None,
+    extensions: Extensions | None = None,
 ) -> tuple[Outcome, ...]:
-    """One outcome per id. `snapshot` judges an owner's wish for a longer limit."""
-    extensions = _Extensions(batch, snapshot)
+    """One outcome per id. `snapshot` judges an owner's wish for a longer limit, `extensions` counts
+    them over the parts of one request.
+    """
+    extensions = extensions or Extensions()
+    extensions.begin(batch, snapshot)
 
     def act(job: Job) -> tuple[str, JobState]:
         return _update_one(batch, caller, request, job, extensions)
@@ -107,7 +114,7 @@ def _update_one(
     caller: Principal,
     request: UpdateRequest,
     job: Job,
-    extensions: _Extensions,
+    extensions: Extensions,
 ) -> tuple[str, JobState]:
     if job.is_final:
         raise Conflict(f"job {job.job_id} is {job.state}; it can no longer be changed")
@@ -167,7 +174,7 @@ def _new_nice(caller: Principal, job: Job, nice: int) -> Job:
 
 
 def _new_limit(
-    batch: Batch, caller: Principal, job: Job, wanted_s: int, extensions: _Extensions
+    batch: Batch, caller: Principal, job: Job, wanted_s: int, extensions: Extensions
 ) -> Job:
     limit_s = allowed_limit_s(batch, caller, wanted_s)
     now_limit_s = job.request.time_limit_s
@@ -179,12 +186,15 @@ def _new_limit(
     return replace(job, request=replace(job.request, time_limit_s=limit_s), default_limit=False)
 
 
-class _Extensions:
+class Extensions:
     """Whether running jobs of one request may have longer limits: asked of the planner."""
 
-    def __init__(self, batch: Batch, snapshot: Snapshot | None) -> None:
-        self._batch, self._snapshot = batch, snapshot
+    def __init__(self) -> None:
         self._asked = 0
+
+    def begin(self, batch: Batch, snapshot: Snapshot | None) -> None:
+        """The next jobs are judged in this batch, as of this snapshot."""
+        self._batch, self._snapshot = batch, snapshot
 
     def check(self, job: Job, limit_s: float | None) -> None:
         """An owner's longer limit must not move a promised start. Raises Conflict, LimitReached."""

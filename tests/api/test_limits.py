@@ -66,6 +66,17 @@ def test_who_took_more_than_a_second_s_worth_waits_while_others_are_active(
     assert found.debt_s(ALICE) == 0.0
 
 
+def test_of_those_who_took_too_much_the_one_with_least_waits_for_nobody(
+    clock: list[float],
+) -> None:
+    found = RequestBudget(100.0, is_shared=True)
+    found.charge(ALICE, 190.0)
+    found.charge(BOB, 110.0)
+    assert found.debt_s(ALICE) == pytest.approx(0.91)
+    assert found.debt_s(BOB) == 0.0
+    assert clock
+
+
 def test_what_was_taken_alone_is_not_held_against_anybody_for_long(clock: list[float]) -> None:
     found = RequestBudget(100.0, is_shared=True)
     found.charge(ALICE, 1e6)
@@ -78,8 +89,9 @@ def test_what_was_taken_alone_is_not_held_against_anybody_for_long(clock: list[f
 def test_root_and_a_daemon_of_one_user_wait_for_nobody(clock: list[float]) -> None:
     shared, own = RequestBudget(1.0, is_shared=True), RequestBudget(1.0, is_shared=False)
     for found in (shared, own):
-        for uid in (0, ALICE, BOB):
+        for uid in (0, ALICE):
             found.charge(uid, 1e6)
+        found.charge(BOB, 1.5)
     assert shared.debt_s(0) == own.debt_s(ALICE) == 0.0
     assert shared.debt_s(ALICE) > 0
     assert clock

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from gpusched_client.errors import Conflict
 from gpusched_client.terms import JobId
@@ -20,14 +21,18 @@ from gpuschedd.api.methods.reading import with_finals
 from gpuschedd.api.registry import Call, handles
 from gpuschedd.core.job import Job
 from gpuschedd.jobs import cancel, update
+from gpuschedd.jobs.batch import Batch
 
 TOP_ROWS = 100  # as which it counts; it may change as many as update.GIVING_WAY_MAX
 
 
 @handles(CancelRequest)
 async def cancel_jobs(call: Call, request: CancelRequest) -> Response:
-    outcomes = await call.change(
-        lambda batch: cancel.cancel(batch, call.caller, request), len(request.job_ids)
+    outcomes = await call.change_each(
+        request.job_ids,
+        lambda batch, job_ids: cancel.cancel(
+            batch, call.caller, replace(request, job_ids=tuple(job_ids))
+        ),
     )
     await _deliver(call, outcomes)
     outcomes = await with_finals(call, outcomes, _cancel_of_final)
@@ -49,15 +54,14 @@ def _cancel_of_final(job: Job) -> Outcome:
 @handles(UpdateRequest)
 async def update_jobs(call: Call, request: UpdateRequest) -> Response:
     controller = call.controller
-    outcomes = await call.change(
-        lambda batch: update.update(
-            batch,
-            call.caller,
-            request,
-            controller.snapshots.take() if request.time_limit_s is not None else None,
-        ),
-        len(request.job_ids),
-    )
+    extensions = update.Extensions()
+
+    def change(batch: Batch, job_ids: Sequence[int]) -> Sequence[Outcome]:
+        some = replace(request, job_ids=tuple(job_ids))
+        snapshot = controller.snapshots.take() if request.time_limit_s is not None else None
+        return update.update(batch, call.caller, some, snapshot, extensions)
+
+    outcomes = await call.change_each(request.job_ids, change)
     await _deliver(call, outcomes)
     outcomes = await with_finals(call, outcomes, update_of_final)
     call.services.auth.record_outcomes(call.caller, "update", outcomes)
