@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import select
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -44,6 +45,10 @@ log = logging.getLogger(__name__)
 
 
 LASTING = frozenset({"wait", "watch"})  # open for long, and no work meanwhile
+#: What changes nothing, so that nobody misses it where nobody is left to read the answer.
+READING = frozenset(
+    {"hello", "jobs", "queue", "job", "wait", "watch", "gpus", "status", "usage", "stats"}
+)
 
 
 def _nothing() -> None: ...
@@ -87,6 +92,7 @@ class ServerConnection(asyncio.Protocol):
         self._goes_on = False  # its next turn is set
         self._reading: asyncio.Task[None] | None = None  # a long one; what is behind it waits
         self._not_before: asyncio.TimerHandle | None = None  # its user asks too much
+        self._is_gone = False  # the client is: seen when a turn has come that was waited for
 
     # --- asyncio.Protocol ---------------------------------------------------------------------
 
@@ -167,6 +173,8 @@ class ServerConnection(asyncio.Protocol):
         self._decode_some()
         if not self._waiting:
             return False
+        if self._is_gone and _is_only_read(self._waiting[0]):
+            return True  # and dropped, at no cost to those who wait
         if (
             len(self._tasks) >= OPEN_REQUESTS_MAX
             or self._outgoing.unsent_bytes > UNSENT_BYTES_ENOUGH
@@ -192,6 +200,7 @@ class ServerConnection(asyncio.Protocol):
     def go_on(self) -> None:
         """There may be room for another request of this user."""
         if self._transport is not None and not self._transport.is_closing():
+            self._is_gone = self._is_gone or _is_hung_up(self._transport)
             self._take_waiting()
             self._rearm(keep=self._decoder.is_mid_message)
             self._end_when_done()
@@ -205,6 +214,8 @@ class ServerConnection(asyncio.Protocol):
                 self._close_after_linger()
             return
         if isinstance(message, framing.RequestFrame):
+            if self._is_gone and _is_only_read(message):
+                return
             cost = cost_of(message.params)
             self._shared.budget.charge(self._account, cost)
             task = asyncio.ensure_future(self._answer(message))
@@ -370,3 +381,14 @@ class ServerConnection(asyncio.Protocol):
         error = Unavailable(f"half a request and then silence for {WHOLE_REQUEST_S:.0f} s")
         self._send(framing.encode_error(None, error))
         self.close()
+
+
+def _is_only_read(message: framing.Incoming) -> bool:
+    return isinstance(message, framing.RequestFrame) and message.method in READING
+
+
+def _is_hung_up(transport: asyncio.Transport) -> bool:
+    """Whether the other end is closed whole: while it is not read, nothing else tells."""
+    look = select.poll()
+    look.register(transport.get_extra_info("socket").fileno(), 0)
+    return any(happened & select.POLLHUP for _, happened in look.poll(0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from contextlib import suppress
+import time
 from typing import Any, Protocol
 
 from gpusched_client.errors import (
@@ -13,29 +13,31 @@ from gpusched_client.errors import (
     GpuschedError,
     LimitReached,
 )
-from gpusched_client.wire import framing
 from gpuschedd.api.auth import Peer, peer_of
 from gpuschedd.api.connection import ServerConnection, Shared
 from gpuschedd.api.limits import (
     ARRIVING_MAX,
-    REFUSALS_MAX,
     Connections,
     OpenRequests,
     RequestBudget,
 )
 from gpuschedd.api.readers import FairThreads
+from gpuschedd.api.refusals import Refusals
 from gpuschedd.api.registry import Service
 from gpuschedd.config.keys import Limits
+from gpuschedd.jobs.principal import STRANGERS
 from gpuschedd.system.memory import give_back
 
 log = logging.getLogger(__name__)
 
-BACKLOG = 1_024
-CODECS = 2  # threads for long messages
+BACKLOG = 256  # each of those who wait in it may be one more of a flood's
+CODECS = 1  # threads for long messages
 GIVE_BACK_AFTER_S = 1.0
 ACCEPT_PAUSE_S = 0.1  # after no descriptor was left
 ACCEPT_AT_ONCE = 8  # then those who are connected have their turn
-REFUSED_AT_ONCE = 32  # of those that are refused, behind whom others wait to be accepted
+FLOOD = BACKLOG // 2  # refused at once
+FLOOD_REST = 3.0  # times as long as they took
+FLOOD_REST_S_MAX = 0.05
 
 
 class AccountsOfUids(Protocol):
@@ -78,7 +80,7 @@ class Server:
         self._only_uid = only_uid
         self._listening: set[socket.socket] = set()
         self._arriving: set[asyncio.Future[Any]] = set()
-        self._refusals: dict[str, bytes] = {}
+        self._refusals = Refusals()
 
     def follow(self, limits: Limits) -> None:
         """Other limits: of connections for those who come, of requests at once."""
@@ -100,23 +102,31 @@ class Server:
             asyncio.get_running_loop().remove_reader(listening)
 
     def _accept(self, listening: socket.socket) -> None:
-        """Some of those that wait. A refused client costs only a look at its credentials."""
+        """Some of those that wait, or all that are refused, as others wait behind them.
+
+        A flood of these is left alone for a while: it fills the room that the kernel has as soon
+        as there is some, and would have all of the loop's time.
+        """
         refused = taken = 0
-        while taken < ACCEPT_AT_ONCE and refused < REFUSED_AT_ONCE:
+        began_s = time.monotonic()
+        while taken < ACCEPT_AT_ONCE and refused < BACKLOG:
             try:
                 accepted, _address = listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
+                break
             except OSError as error:  # no descriptor is left; those who wait go on waiting
                 log.warning("accept_failed error=%s", error)
-                self._pause_accepting(listening)
+                self._pause_accepting(listening, ACCEPT_PAUSE_S)
                 return
             if self._take(accepted):
                 taken += 1
             else:
                 refused += 1
+        if refused >= FLOOD:
+            spent_s = time.monotonic() - began_s
+            self._pause_accepting(listening, min(FLOOD_REST_S_MAX, FLOOD_REST * spent_s))
 
-    def _pause_accepting(self, listening: socket.socket) -> None:
+    def _pause_accepting(self, listening: socket.socket, pause_s: float) -> None:
         loop = asyncio.get_running_loop()
         loop.remove_reader(listening)
 
@@ -124,11 +134,11 @@ class Server:
             if listening in self._listening:
                 loop.add_reader(listening, self._accept, listening)
 
-        loop.call_later(ACCEPT_PAUSE_S, go_on)
+        loop.call_later(pause_s, go_on)
 
     def _take(self, accepted: socket.socket) -> bool:
         """Whether it was not refused at once."""
-        accepted.setblocking(False)
+        account: int | None = STRANGERS
         try:
             peer = peer_of(accepted)
             account = peer.uid if self._accounts is None else self._accounts.get(peer.uid)
@@ -137,8 +147,9 @@ class Server:
             elif len(self._arriving) >= ARRIVING_MAX:
                 raise LimitReached("too many unknown users connect at once; try again in a moment")
         except GpuschedError as refusal:
-            self._refuse(accepted, refusal)
+            self._refusals.refuse(accepted, STRANGERS if account is None else account, refusal)
             return False
+        accepted.setblocking(False)
         if account is not None:
             arrival = self._serve(accepted, peer, account)
         else:
@@ -151,11 +162,12 @@ class Server:
     async def _ask_and_serve(self, accepted: socket.socket, peer: Peer) -> None:
         """Of a uid that has not been here lately."""
         assert self._accounts is not None
+        account = STRANGERS
         try:
             account = await self._accounts.ask(peer.uid)
             self._admit(peer, account)
         except GpuschedError as refusal:
-            self._refuse(accepted, refusal)
+            self._refusals.refuse(accepted, account, refusal)
         except BaseException:
             accepted.close()
             raise
@@ -163,24 +175,18 @@ class Server:
             await self._serve(accepted, peer, account)
 
     async def _serve(self, accepted: socket.socket, peer: Peer, account: int) -> None:
-        """From here on the connection has it."""
+        """From here on the connection has it; of a user who asks too much a little later."""
+        budget = self._shared.budget
+        budget.charge(account, 1.0)
+        try:
+            await budget.settled(account)
+        except BaseException:
+            self._connections.release(account)
+            accepted.close()
+            raise
         await asyncio.get_running_loop().connect_accepted_socket(
             lambda: ServerConnection(self._shared, peer, account), accepted
         )
-
-    def _refuse(self, accepted: socket.socket, refusal: GpuschedError) -> None:
-        with suppress(OSError):
-            accepted.send(self._refusal(refusal))
-        accepted.close()
-
-    def _refusal(self, refusal: GpuschedError) -> bytes:
-        """The message that refuses a connection; a flood gets the same one again and again."""
-        known = self._refusals.get(refusal.message)
-        if known is None:
-            if len(self._refusals) >= REFUSALS_MAX:
-                self._refusals.clear()
-            known = self._refusals[refusal.message] = framing.encode_error(None, refusal)
-        return known
 
     async def close(self) -> None:
         """Accept no more and close what is open."""
@@ -188,6 +194,7 @@ class Server:
             self.leave(listening)
         for connection in tuple(self.open):
             connection.close()
+        self._refusals.close()
         self._shared.codec.close()
 
     def _give_back_soon(self) -> None:

@@ -16,6 +16,8 @@ from gpuschedd.core import forecast
 from gpuschedd.core.job import Job
 from gpuschedd.core.model import Policy, Snapshot
 from gpuschedd.core.priority import queue_order
+from gpuschedd.store.history import History
+from gpuschedd.store.records import Brief
 
 UID_DIGITS_MAX = 10  # more is not a uid
 
@@ -42,9 +44,8 @@ async def _page(
     uids: list[int] | None,
     since_s: float | None,
 ) -> JobsResult:
-    jobs, total = await read(
-        call,
-        lambda history: history.jobs(
+    def ask(history: History) -> tuple[list[Job], int, dict[JobId, Brief]]:
+        jobs, total = history.jobs(
             ids=None if request.ids is None else [JobId(job_id) for job_id in request.ids],
             uids=uids,
             users=names,
@@ -53,9 +54,11 @@ async def _page(
             ended_since_s=since_s,
             before_id=None if request.before_id is None else JobId(request.before_id),
             limit=request.limit,
-        ),
-    )
-    return JobsResult(jobs=await job_views(call, jobs), total=total)
+        )
+        return jobs, total, history.briefs(job.job_id for job in jobs)
+
+    jobs, total, briefs = await read(call, ask)
+    return JobsResult(jobs=await job_views(call, jobs, briefs), total=total)
 
 
 @handles(JobQuery)

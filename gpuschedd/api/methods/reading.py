@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -14,8 +15,10 @@ from gpuschedd.api import views
 from gpuschedd.api.limits import VIEWS_AT_ONCE
 from gpuschedd.api.registry import Call
 from gpuschedd.core.job import Job
+from gpuschedd.core.model import ExpectedStart
 from gpuschedd.jobs.outcomes import not_yours
 from gpuschedd.store.history import History
+from gpuschedd.store.records import Brief
 
 T = TypeVar("T")
 
@@ -35,26 +38,38 @@ async def find(call: Call, job_id: JobId) -> Job:
     return job
 
 
-async def job_views(call: Call, jobs: Iterable[Job]) -> tuple[JobView, ...]:
+async def job_views(
+    call: Call, jobs: Iterable[Job], briefs: Mapping[JobId, Brief] | None = None
+) -> tuple[JobView, ...]:
     """As the caller may see them, each as it is given: jobs of different instants would
-    contradict each other. Others have their turns in between.
+    contradict each other. Others have their turns in between. `briefs` where they are read already.
     """
     state, clock = call.state, call.controller.clock
     jobs = tuple(jobs)
     waits = any(job.state is JobState.PENDING for job in jobs)
-    expected = await call.services.expected.find() if waits else {}
-    job_ids = [job.job_id for job in jobs]
-    briefs = await read(call, lambda history: history.briefs(job_ids)) if jobs else {}
+    # At once, each in a thread of its own: on a busy host each is waited for.
+    expected, known = await asyncio.gather(
+        call.services.expected.find() if waits else _known(dict[JobId, ExpectedStart]()),
+        _briefs(call, [job.job_id for job in jobs]) if briefs is None else _known(briefs),
+    )
     shown = []
     for number, job in enumerate(jobs, start=1):
         own = call.caller.may_change(job)
         hides = call.services.auth.hides_names(call.caller) and not own
         view = views.job_view(state, clock, job, expected, own=own, hides_name=hides)
-        brief = None if hides else briefs.get(job.job_id)
+        brief = None if hides else known.get(job.job_id)
         shown.append(view if brief is None else views.with_brief(view, brief))
         if number % VIEWS_AT_ONCE == 0:
             await call.services.budget.pause(call.caller.account)
     return tuple(shown)
+
+
+async def _briefs(call: Call, job_ids: Sequence[JobId]) -> Mapping[JobId, Brief]:
+    return await read(call, lambda history: history.briefs(job_ids)) if job_ids else {}
+
+
+async def _known(value: T) -> T:
+    return value
 
 
 async def with_finals(
