@@ -284,18 +284,24 @@ def _begin(host: Host, attack: Callable[[int], None]) -> int:
 
 @contextlib.contextmanager
 def flood(host: Host, names: Sequence[str] = tuple(ATTACKS)) -> Iterator[None]:
-    """All of these at once, while the block lasts."""
-    pids = []
+    """All of these at once, while the block lasts; from one session of alice's, not bob's."""
+    leader = os.fork()
+    if leader == 0:
+        try:
+            os.setsid()
+            for name in names:
+                _begin(host, ATTACKS[name])
+                time.sleep(0.2)
+            os.wait()
+        finally:
+            os._exit(1)
     try:
-        for name in names:
-            pids.append(_begin(host, ATTACKS[name]))
-            time.sleep(0.2)
+        time.sleep(0.2 * len(names))
         yield
+        assert os.waitpid(leader, os.WNOHANG) == (0, 0), "an attack ended by itself"
     finally:
-        for pid in pids:
-            os.kill(pid, signal.SIGKILL)
-        ended = [os.waitpid(pid, 0)[1] for pid in pids]
-        assert ended == [signal.SIGKILL] * len(pids), "an attack ended by itself"
+        os.killpg(leader, signal.SIGKILL)
+        os.waitpid(leader, 0)
 
 
 # --- the run --------------------------------------------------------------------------------------
