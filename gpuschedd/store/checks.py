@@ -46,7 +46,7 @@ def _check_jobs(db: sqlite3.Connection, after_id: int, limit: int, bytes_max: fl
             rows.age_from(row)
     between = (first, last)
     for row in db.execute("SELECT * FROM brief WHERE job_id BETWEEN ? AND ?", between):
-        rows.brief_from(row)
+        rows.brief_of_row(row["job_id"], str(row["crc"]), row["content"])
     left = bytes_max
     sizes = db.execute(
         "SELECT job_id, length(payload.content) + coalesce(length(environment.content), 0)"

@@ -99,12 +99,13 @@ def brief_crc(job_id: int, content: bytes) -> int:
     return zlib.crc32(content) ^ crc((job_id,))
 
 
-def brief_from(row: sqlite3.Row) -> Brief:
+def brief_of_row(job_id: int, crc_text: str, content: bytes) -> Brief:
+    """What lists show. Raises DatabaseError where the checksum does not fit."""
     # Those of the first schemas are their content's alone.
-    sums = (brief_crc(row["job_id"], row["content"]), zlib.crc32(row["content"]))
-    if row["crc"] not in sums:
-        raise sqlite3.DatabaseError(f"the request of job {row['job_id']} is damaged in brief")
-    argv, whole, cwd, script_bytes = msgpack.unpackb(row["content"], raw=False)
+    sums = (brief_crc(job_id, content), zlib.crc32(content))
+    if crc_text not in map(str, sums):
+        raise sqlite3.DatabaseError(f"the request of job {job_id} is damaged in brief")
+    argv, whole, cwd, script_bytes = msgpack.unpackb(content, raw=False)
     return Brief(tuple(argv), whole, cwd, script_bytes)
 
 
