@@ -23,16 +23,16 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-ITEMS_AT_ONCE = 25  # a few milliseconds
-PAUSE_S = 0.001
+READ_AT_ONCE = 25  # a few milliseconds
+READ_PAUSE_S = 0.001
 
 
 def _with_pauses(items: Iterable[T]) -> Iterator[T]:
     """The items; where they are many, the daemon's loop has the interpreter in between."""
     for number, item in enumerate(items, start=1):
         yield item
-        if number % ITEMS_AT_ONCE == 0:
-            time.sleep(PAUSE_S)
+        if number % READ_AT_ONCE == 0:
+            time.sleep(READ_PAUSE_S)
 
 
 class History:

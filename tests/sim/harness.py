@@ -19,7 +19,7 @@ from gpusched_client.errors import GpuschedError
 from gpusched_client.terms import GpuUuid, JobId, Launch, Mode
 from gpuschedd.api.auth import Authenticator
 from gpuschedd.api.expected import ExpectedStarts
-from gpuschedd.api.limits import RequestBudget, Turns
+from gpuschedd.api.limits import CHANGED_AT_ONCE, RequestBudget, Turns
 from gpuschedd.api.planning import PlannerThread
 from gpuschedd.api.registry import Call, Services
 from gpuschedd.api.subscriptions import Subscriptions
@@ -399,7 +399,7 @@ def services_of(host: Host, **parts: Any) -> Services:
         "expected": ExpectedStarts(host.controller),
         "subscriptions": Subscriptions(budget),
         "planner": PlannerThread(budget),
-        "changes": Turns(),
+        "changes": Turns(CHANGED_AT_ONCE),
         "lists": Turns(),
     }
     absent = dict.fromkeys(field.name for field in fields(Services))
