@@ -41,6 +41,7 @@ class Reload:
 
     def note_barred(self, batch: Batch) -> None:
         """Whose promise ends since its user may run nothing any more."""
+        self._barred = None
         promise = batch.state.promise
         if promise is not None and promise.job_id in batch.voided:
             self._barred = promise.job_id
@@ -63,7 +64,7 @@ class Reload:
         if is_lost or by_s < start_s == NEVER_S:
             batch.voided[job.job_id] = PromiseException.CONFIG
             self._told = _lost(job.job_id)
-        elif start_s >= by_s + MOVED_S:
+        elif by_s + MOVED_S <= start_s < NEVER_S:
             batch.delayed[job.job_id] = PromiseException.CONFIG
             late = duration_about(start_s - by_s)
             self._told = f"the promised start of job {job.job_id} is {late} later (config)"

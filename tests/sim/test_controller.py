@@ -361,6 +361,32 @@ async def _promise_taken_back(host: Host) -> None:
     controller.close()
 
 
+def test_a_reload_while_no_gpu_is_known_blames_nothing_on_the_configuration(tmp_path: Path) -> None:
+    """When the promised job starts is unknown before and after it."""
+    asyncio.run(_reload_without_gpus(Host(tmp_path, 3)))
+
+
+async def _reload_without_gpus(host: Host) -> None:
+    owner, controller = host.caller(1001), host.controller
+    whole = JobRequest(argv=(b"true",), cwd=b"/", environment={}, gpus=4, time_limit_s=3_600)
+    wanted = SubmitRequest(jobs=(whole, whole))
+    ids = (await host.ask(lambda batch: jobs_submit.submit(batch, owner, wanted, None))).job_ids
+    promise = controller.state.promise
+    assert promise is not None
+    controller.set_gpus(())
+    controller.await_gpus()  # as after a start
+    reload = host.reload()
+    await host.settle()
+    assert reload.broken == ()
+    assert controller.state.promise == promise
+    with closing(History(host.store.path)) as history:
+        row = history.promise_of(ids[1])
+    assert row is not None
+    assert row.detail is None
+    await controller.stop()
+    controller.close()
+
+
 @pytest.mark.parametrize("together", [True, False])
 def test_two_longer_limits_at_once_move_no_promise(tmp_path: Path, together: bool) -> None:
     """Each alone leaves the promised start as it is; of both, in one batch, one is refused."""
