@@ -5,6 +5,7 @@ Must not know what is tried again, nor how anything is shown.
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import struct
@@ -18,7 +19,7 @@ from gpusched_client.errors import Denied, GpuschedError, Internal, Invalid, Una
 from gpusched_client.wire import framing
 from gpusched_client.wire.methods import Request
 
-BACKLOG_WAIT = struct.pack("ll", 5, 0)  # a struct timeval: seconds, microseconds
+BACKLOG_WAIT_S = 5
 _RECEIVE_BYTES = 256 * 1024
 _OVERFLOW_UID = 65_534  # what a user namespace shows for a uid that it does not map
 
@@ -160,12 +161,26 @@ def _open(path: Path) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         # In the kernel, where who waits for room in a full backlog is woken when there is some.
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, BACKLOG_WAIT)
-        sock.connect(os.fspath(path))
+        timeval = struct.pack("ll", BACKLOG_WAIT_S, 0)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
+        _connect(sock, os.fspath(path))
     except BaseException:
         sock.close()
         raise
     return sock
+
+
+def _connect(sock: socket.socket, path: str) -> None:
+    deadline = time.monotonic() + BACKLOG_WAIT_S
+    while True:
+        sock.connect(path)
+        try:
+            sock.getpeername()
+            return
+        except OSError as error:
+            # Interrupted by a signal or a stop while it waited, and taken for connected by Python.
+            if error.errno != errno.ENOTCONN or time.monotonic() > deadline:
+                raise
 
 
 def _check_server(sock: socket.socket, path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import struct
 import threading
@@ -138,7 +139,7 @@ def test_a_full_backlog_is_waited_for(tmp_path: Path, monkeypatch: pytest.Monkey
     for sock in waiting:
         sock.setblocking(False)
         sock.connect_ex(str(path))
-    monkeypatch.setattr(transport, "BACKLOG_WAIT", struct.pack("ll", 60, 0))
+    monkeypatch.setattr(transport, "BACKLOG_WAIT_S", 60)
     taken: list[socket.socket] = []
     taker = threading.Timer(0.2, lambda: taken.extend(listener.accept()[0] for _ in range(2)))
     taker.start()
@@ -151,13 +152,34 @@ def test_a_full_backlog_is_waited_for(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_a_backlog_that_stays_full_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "full.sock"
-    monkeypatch.setattr(transport, "BACKLOG_WAIT", struct.pack("ll", 0, 1))
+    monkeypatch.setattr(transport, "BACKLOG_WAIT_S", 1)
     with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as waiting:
         listener.bind(str(path))
         listener.listen(0)
         waiting.connect(str(path))
         with Client(path) as c, pytest.raises(Unavailable, match="temporarily unavailable"):
             c.hello()
+
+
+def test_a_signal_while_room_is_waited_for_is_no_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel ends the wait, and Python takes the socket for connected."""
+    path, caught = tmp_path / "full.sock", list[int]()
+    monkeypatch.setattr(transport, "BACKLOG_WAIT_S", 1)
+    before = signal.signal(signal.SIGALRM, lambda number, _frame: caught.append(number))
+    try:
+        with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as waiting:
+            listener.bind(str(path))
+            listener.listen(0)
+            waiting.connect(str(path))
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            with Client(path) as c, pytest.raises(Unavailable, match="temporarily unavailable"):
+                c.hello()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert caught == [signal.SIGALRM]
 
 
 def test_a_socket_path_that_is_too_long_is_invalid(tmp_path: Path) -> None:
