@@ -155,7 +155,7 @@ def serve(control: socket.socket) -> dict[str, Any]:
                 os.close(log)
                 return dict(json.loads(data))
             os.close(log)
-            os.write(ending, b"%d" % pid)
+            os.write(ending, b"%16d" % pid)
             pidfd = os.pidfd_open(pid)
             endings[pidfd] = (pid, ending)
             poll.register(pidfd, select.POLLIN)
@@ -164,7 +164,7 @@ def serve(control: socket.socket) -> dict[str, Any]:
 def _reap(pidfd: int, pid: int, ending: int) -> None:
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     with contextlib.suppress(BrokenPipeError):  # nobody asks any more
-        os.write(ending, b"%d" % status)
+        os.write(ending, b"%16d" % status)
     os.close(ending)
     os.close(pidfd)
 
