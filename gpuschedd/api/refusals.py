@@ -63,6 +63,7 @@ class Refusals:
         """Close what is kept."""
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
         while self._kept:
             self._close_first()
 

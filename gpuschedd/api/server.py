@@ -80,6 +80,7 @@ class Server:
         self._only_uid = only_uid
         self._listening: set[socket.socket] = set()
         self._arriving: set[asyncio.Future[Any]] = set()
+        self._unknown = 0  # of them, those whose account is being asked for
         self._refusals = Refusals()
 
     def follow(self, limits: Limits) -> None:
@@ -144,7 +145,7 @@ class Server:
             account = peer.uid if self._accounts is None else self._accounts.get(peer.uid)
             if account is not None:
                 self._admit(peer, account)
-            elif len(self._arriving) >= ARRIVING_MAX:
+            elif self._unknown >= ARRIVING_MAX:
                 raise LimitReached("too many unknown users connect at once; try again in a moment")
         except GpuschedError as refusal:
             self._refusals.refuse(accepted, STRANGERS if account is None else account, refusal)
@@ -153,6 +154,7 @@ class Server:
         if account is not None:
             arrival = self._serve(accepted, peer, account)
         else:
+            self._unknown += 1
             arrival = self._ask_and_serve(accepted, peer)
         task = asyncio.ensure_future(arrival)
         self._arriving.add(task)
@@ -164,7 +166,10 @@ class Server:
         assert self._accounts is not None
         account = STRANGERS
         try:
-            account = await self._accounts.ask(peer.uid)
+            try:
+                account = await self._accounts.ask(peer.uid)
+            finally:
+                self._unknown -= 1
             self._admit(peer, account)
         except GpuschedError as refusal:
             self._refusals.refuse(accepted, account, refusal)
@@ -192,6 +197,9 @@ class Server:
         """Accept no more and close what is open."""
         for listening in tuple(self._listening):
             self.leave(listening)
+        for arrival in tuple(self._arriving):
+            arrival.cancel()
+        await asyncio.gather(*self._arriving, return_exceptions=True)
         for connection in tuple(self.open):
             connection.close()
         self._refusals.close()

@@ -99,8 +99,8 @@ class Recent:
 
     @property
     def newest_at_s(self) -> float:
-        """When the newest was; 0 before there is one."""
-        return self._kept[-1][1].at_s if self._kept else 0.0
+        """When the newest was; now, where none is kept."""
+        return self._kept[-1][1].at_s if self._kept else time.time()
 
     def after(self, seen: int) -> tuple[int, list[Numbered]]:
         """How many behind `seen` are no longer kept, and a slice of those that are."""

@@ -42,10 +42,15 @@ def read_mark(state_dir: Path) -> int | None:
     """
     try:
         # A FIFO in its place would be waited for.
-        with open(os.open(state_dir / MARK_NAME, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-            content = file.read(_MARK_BYTES_MAX) or b""
+        fd = os.open(state_dir / MARK_NAME, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
+    try:
+        content = os.read(fd, _MARK_BYTES_MAX)
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
     number, _, check = content.rstrip(b"\n").partition(b" ")
     return int(number) if number.isdigit() and check == _check(number) else None
 
@@ -115,6 +120,7 @@ class Mark:
             sync_directory(self._path.parent)
         except BaseException:
             os.close(fd)
+            temporary.unlink(missing_ok=True)
             raise
         return fd
 

@@ -13,7 +13,9 @@ import msgpack
 import pytest
 
 from gpusched_client.errors import LimitReached
+from gpusched_client.wire.catalog import METHODS
 from gpuschedd.api import refusals, server
+from gpuschedd.api.connection import READING
 from gpuschedd.api.limits import Connections, RequestBudget
 from gpuschedd.api.refusals import Refusals
 from gpuschedd.api.server import Server
@@ -183,3 +185,48 @@ def test_what_a_client_that_is_gone_asked_to_see_is_not_made(tmp_path: Path) -> 
 
     asyncio.run(asyncio.wait_for(run(), 30))
     assert [method for method, late in asked if late] == ["cancel"]
+
+
+class Known(Everybody):
+    """Alice is known; whoever comes later is bob, who has to be asked for."""
+
+    def get(self, uid: int) -> Any:
+        return None if self.now == BOB else super().get(uid)
+
+
+def test_a_user_in_debt_takes_nobody_s_place_among_those_who_are_not_known_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "ARRIVING_MAX", 3)
+    accounts, handlers = Known(), Silent()
+
+    async def ask() -> Any:
+        budget = RequestBudget(100.0, is_shared=True)
+        found: Any = handlers
+        serving = Server(found, Connections(99, 999), budget, known_accounts=accounts)
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(str(tmp_path / "s"))
+            serving.listen(listening)
+            budget.charge(ALICE, 1e6)
+            budget.charge(7, 1.0)  # somebody else is active
+            hers = [await asyncio.open_unix_connection(tmp_path / "s") for _ in range(6)]
+            while len(serving._arriving) < 6:
+                await asyncio.sleep(0)
+            accounts.now = BOB
+            reader, writer = await asyncio.open_unix_connection(tmp_path / "s")
+            writer.write(msgpack.packb([0, 1, "hello", []]))
+            reply = msgpack.unpackb(await reader.read(4096))
+            await serving.close()
+            assert not serving._arriving
+            for _, to_hers in [*hers, (reader, writer)]:
+                to_hers.close()
+        return reply
+
+    assert asyncio.run(ask())[2]["message"] == "it is there"
+
+
+def test_what_only_reads_is_known_of_every_method() -> None:
+    changing = {"submit", "cancel", "update", "top", "drain", "resume", "reload", "backup"}
+    changing |= {"gpus_release", "gpus_resume"}
+    assert set(METHODS) == READING | changing
+    assert not READING & changing

@@ -47,11 +47,15 @@ async def job_views(
     state, clock = call.state, call.controller.clock
     jobs = tuple(jobs)
     waits = any(job.state is JobState.PENDING for job in jobs)
-    # At once, each in a thread of its own: on a busy host each is waited for.
-    expected, known = await asyncio.gather(
-        call.services.expected.find() if waits else _known(dict[JobId, ExpectedStart]()),
-        _briefs(call, [job.job_id for job in jobs]) if briefs is None else _known(briefs),
-    )
+    # Both at once, each in a thread of its own: on a busy host each is waited for.
+    reading = asyncio.ensure_future(_briefs(call, [job.job_id for job in jobs], briefs))
+    expected: Mapping[JobId, ExpectedStart] = {}
+    try:
+        if waits:
+            expected = await call.services.expected.find()
+        known = await reading
+    finally:
+        reading.cancel()
     shown = []
     for number, job in enumerate(jobs, start=1):
         own = call.caller.may_change(job)
@@ -64,12 +68,12 @@ async def job_views(
     return tuple(shown)
 
 
-async def _briefs(call: Call, job_ids: Sequence[JobId]) -> Mapping[JobId, Brief]:
-    return await read(call, lambda history: history.briefs(job_ids)) if job_ids else {}
-
-
-async def _known(value: T) -> T:
-    return value
+async def _briefs(
+    call: Call, job_ids: Sequence[JobId], known: Mapping[JobId, Brief] | None
+) -> Mapping[JobId, Brief]:
+    if known is not None or not job_ids:
+        return known or {}
+    return await read(call, lambda history: history.briefs(job_ids))
 
 
 async def with_finals(
