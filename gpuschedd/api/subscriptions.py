@@ -29,6 +29,7 @@ from gpuschedd.api.limits import (
 from gpuschedd.jobs.controller import Committed
 from gpuschedd.jobs.principal import STRANGERS
 from gpuschedd.store.records import Event
+from gpuschedd.system.clock import wall_s
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +101,7 @@ class Recent:
     @property
     def newest_at_s(self) -> float:
         """When the newest was; now, where none is kept."""
-        return self._kept[-1][1].at_s if self._kept else time.time()
+        return self._kept[-1][1].at_s if self._kept else wall_s()
 
     def after(self, seen: int) -> tuple[int, list[Numbered]]:
         """How many behind `seen` are no longer kept, and a slice of those that are."""
