@@ -289,6 +289,8 @@ def flood(host: Host, names: Sequence[str] = tuple(ATTACKS)) -> Iterator[None]:
     if leader == 0:
         try:
             os.setsid()
+            with contextlib.suppress(OSError):  # of the session, where the kernel goes by sessions
+                Path("/proc/self/autogroup").write_text(str(ATTACK_NICE))
             for name in names:
                 _begin(host, ATTACKS[name])
                 time.sleep(0.2)

@@ -148,6 +148,7 @@ def test_a_cancel_that_nobody_can_say_was_obeyed_is_node_fail_and_names_it(
         until(lambda: client.job(job.id).state is JobState.RUNNING, "it runs")
         supervisor = _supervisor_of(daemon.state_dir, job.id)
         os.kill(supervisor, signal.SIGSTOP)
+        until(lambda: _state_of(supervisor) == "T", "it is stopped")  # else it may obey before
         client.cancel([job.id], reason="typo")
         os.kill(supervisor, signal.SIGKILL)
         ended = client.wait(job.id, timeout_s=30)
@@ -156,6 +157,10 @@ def test_a_cancel_that_nobody_can_say_was_obeyed_is_node_fail_and_names_it(
             "its supervisor ended without an exit record, when it was to be cancelled by "
             f"{getpass.getuser()}: typo"
         )
+
+
+def _state_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def _supervisor_of(state_dir: Path, job_id: int) -> int:
