@@ -56,21 +56,34 @@ async def rounds(count: int) -> None:
         await asyncio.sleep(0)
 
 
+async def _request(found: Authenticator, number: int, through: list[int]) -> None:
+    await found.identify(PEER)
+    through.append(number)
+
+
+async def _asked_for_each(
+    count: int, found: Authenticator, names: Names, through: list[int]
+) -> list[asyncio.Future[None]]:
+    """So many requests, for each of which the name service was asked."""
+    tasks: list[asyncio.Future[None]] = []
+    for number in range(count):
+        tasks.append(asyncio.ensure_future(_request(found, number, through)))
+        while len(names.asked) <= number or PEER.uid in found._callers:
+            await asyncio.sleep(0)
+    return tasks
+
+
 def test_who_comes_as_the_answer_comes_is_not_before_those_who_waited_for_it(
     tmp_path: Path,
 ) -> None:
     """One request in each round of the loop, before, during and after the answer."""
     through: list[int] = []
 
-    async def request(found: Authenticator, number: int) -> None:
-        await found.identify(PEER)
-        through.append(number)
-
     async def run() -> None:
         with authenticator(tmp_path) as (found, names):
             tasks = []
             for number in range(20):
-                tasks.append(asyncio.ensure_future(request(found, number)))
+                tasks.append(asyncio.ensure_future(_request(found, number, through)))
                 if number == 5:
                     names.asked[0].set_result(None)
                 await rounds(1)
@@ -88,17 +101,9 @@ def test_a_newer_answer_that_is_there_first_helps_nobody_past_the_others(
     monkeypatch.setattr(auth, "CALLER_KEPT_S", 0.0)
     through: list[int] = []
 
-    async def request(found: Authenticator, number: int) -> None:
-        await found.identify(PEER)
-        through.append(number)
-
     async def run() -> None:
         with authenticator(tmp_path) as (found, names):
-            tasks = []
-            for number in range(3):
-                tasks.append(asyncio.ensure_future(request(found, number)))
-                while len(names.asked) <= number or PEER.uid in found._callers:
-                    await asyncio.sleep(0)
+            tasks = await _asked_for_each(3, found, names, through)
             for answer in reversed(names.asked):
                 assert through == []
                 answer.set_result(None)
@@ -115,17 +120,9 @@ def test_one_that_fails_or_gives_up_leaves_the_order_of_the_others(
     monkeypatch.setattr(auth, "CALLER_KEPT_S", 0.0)
     through: list[int] = []
 
-    async def request(found: Authenticator, number: int) -> None:
-        await found.identify(PEER)
-        through.append(number)
-
     async def run() -> None:
         with authenticator(tmp_path) as (found, names):
-            tasks = []
-            for number in range(5):
-                tasks.append(asyncio.ensure_future(request(found, number)))
-                while len(names.asked) <= number or PEER.uid in found._callers:
-                    await asyncio.sleep(0)
+            tasks = await _asked_for_each(5, found, names, through)
             tasks[1].cancel()  # its connection is gone
             names.asked[2].set_exception(TimeoutError())
             for number in (4, 3):

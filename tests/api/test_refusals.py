@@ -218,6 +218,7 @@ def test_a_user_in_debt_takes_nobody_s_place_among_those_who_are_not_known_yet(
             reply = msgpack.unpackb(await reader.read(4096))
             await serving.close()
             assert not serving._arriving
+            assert len(serving.open) <= 1  # his: who waited is not served by one that closes
             for _, to_hers in [*hers, (reader, writer)]:
                 to_hers.close()
         return reply
