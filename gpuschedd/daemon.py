@@ -19,6 +19,7 @@ from gpusched_client.errors import GpuschedError, StorageError
 from gpusched_client.terms import Launch, Mode
 from gpuschedd.api.auth import Authenticator
 from gpuschedd.api.backups import Backups
+from gpuschedd.api.briefs import Briefs
 from gpuschedd.api.expected import ExpectedStarts
 from gpuschedd.api.health_report import HealthReport, RecentErrors
 from gpuschedd.api.limits import Connections, RequestBudget
@@ -192,6 +193,7 @@ class Daemon:
                 reader=FairReader.over(store.path, self.budget.charge_time),
                 planner=PlannerThread(self.budget),
                 expected=ExpectedStarts(self.controller),
+                briefs=Briefs(self.controller),
                 subscriptions=subscriptions,
                 gpu_readings=self.monitor,
                 gpu_control=self.monitor,

@@ -60,6 +60,7 @@ REFUSALS_KEPT_MAX = 8_192  # of all users; the others are closed without a word
 # Of long answers.
 VIEWS_AT_ONCE = 10  # a few tenths of a millisecond
 EXPECTED_FIRST = 200  # jobs whose expected start is walked to
+BRIEFS_KEPT_MAX = 1_000  # of requests, a few KiB each at most
 POSITIONS_MAX = 2_000  # so far down the queue a job's place is looked for
 WALK_PATIENCE_S = 0.02  # then what the walk before it found is good enough
 WALK_REST = 20.0  # times as long as it took, before the next

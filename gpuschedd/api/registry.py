@@ -17,6 +17,7 @@ from gpusched_client.wire.message import Response
 from gpusched_client.wire.methods import Request
 from gpuschedd.api.auth import Authenticator, Peer
 from gpuschedd.api.backups import Backups
+from gpuschedd.api.briefs import Briefs
 from gpuschedd.api.expected import ExpectedStarts
 from gpuschedd.api.health_report import HealthReport
 from gpuschedd.api.limits import CHANGED_AT_ONCE, RequestBudget, Turns
@@ -115,6 +116,7 @@ class Services:
     reader: FairReader
     planner: PlannerThread
     expected: ExpectedStarts
+    briefs: Briefs
     subscriptions: Subscriptions
     gpu_readings: GpuReadings
     gpu_control: GpuControl

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -61,18 +61,40 @@ class History:
         ended_since_s: float | None = None,
         before_id: JobId | None = None,
         limit: int = 1_000,
+        live: Mapping[JobId, Job] | None = None,
     ) -> tuple[list[Job], int]:
-        """Matching jobs, newest last, at most limit of the newest; and how many match in all."""
+        """Matching jobs, newest last, at most limit of the newest; and how many match in all.
+
+        `live`: jobs in memory, which are taken instead of rows in the same state.
+        """
         where, values = _job_filter(ids, uids, users, states, name, ended_since_s)
-        total = self._db.execute(f"SELECT count(*) FROM job WHERE {where}", values).fetchone()[0]
+        page, paged = where, values
         if before_id is not None:
-            where, values = f"{where} AND job_id < ?", [*values, before_id]
-        rows = self._db.execute(
-            f"SELECT * FROM job WHERE {where} ORDER BY job_id DESC LIMIT ?", [*values, limit]
-        ).fetchall()
-        picked = ",".join(str(int(row["job_id"])) for row in rows) or "0"
+            page, paged = f"{where} AND job_id < ?", [*values, before_id]
+        # As one row, as `briefs`.
+        total, found = self._db.execute(
+            f"SELECT (SELECT count(*) FROM job WHERE {where}),"
+            " (SELECT group_concat(job_id || ' ' || state, ',') FROM (SELECT job_id, state"
+            f" FROM job WHERE {page} ORDER BY job_id DESC LIMIT ?))",
+            [*values, *paged, limit],
+        ).fetchone()
+        states_of = dict(_id_and_state(entry) for entry in found.split(",")) if found else {}
+        jobs = {}
+        for job_id, state in states_of.items():
+            job = None if live is None else live.get(job_id)
+            if job is not None and job.state == state:
+                jobs[job_id] = job
+        jobs.update(self._rows(job_id for job_id in states_of if job_id not in jobs))
+        return [jobs[job_id] for job_id in sorted(jobs)], total
+
+    def _rows(self, job_ids: Iterable[JobId]) -> dict[JobId, Job]:
+        """The jobs as they are stored; those that are missing are left out."""
+        picked = ",".join(str(int(job_id)) for job_id in job_ids)
+        if not picked:
+            return {}
+        rows = self._db.execute(f"SELECT * FROM job WHERE job_id IN ({picked})").fetchall()
         grants = grants_of(self._db, f"job.job_id IN ({picked})")
-        return list(_with_pauses(job_from(row, grants) for row in reversed(rows))), total
+        return {job.job_id: job for job in _with_pauses(job_from(row, grants) for row in rows)}
 
     def job(self, job_id: JobId) -> Job | None:
         """One job of any age."""
@@ -167,6 +189,11 @@ def read(history: History, question: Callable[[History], T]) -> T:
             f"the daemon's database cannot be read: {error}; an administrator should look at its "
             "disk and log"
         ) from error
+
+
+def _id_and_state(entry: str) -> tuple[JobId, str]:
+    job_id, state = entry.split(" ")
+    return JobId(int(job_id)), state
 
 
 def _job_filter(

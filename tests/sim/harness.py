@@ -18,6 +18,7 @@ from typing import Any
 from gpusched_client.errors import GpuschedError
 from gpusched_client.terms import GpuUuid, JobId, Launch, Mode
 from gpuschedd.api.auth import Authenticator
+from gpuschedd.api.briefs import Briefs
 from gpuschedd.api.expected import ExpectedStarts
 from gpuschedd.api.limits import CHANGED_AT_ONCE, RequestBudget, Turns
 from gpuschedd.api.planning import PlannerThread
@@ -397,6 +398,7 @@ def services_of(host: Host, **parts: Any) -> Services:
         "auth": Authenticator(host.controller, unasked, Mode.USER, 1001),
         "budget": budget,
         "expected": ExpectedStarts(host.controller),
+        "briefs": Briefs(host.controller),
         "subscriptions": Subscriptions(budget),
         "planner": PlannerThread(budget),
         "changes": Turns(CHANGED_AT_ONCE),

@@ -44,6 +44,8 @@ async def _page(
     uids: list[int] | None,
     since_s: float | None,
 ) -> JobsResult:
+    live, briefs = call.state.jobs, call.services.briefs
+
     def ask(history: History) -> tuple[list[Job], int, dict[JobId, Brief]]:
         jobs, total = history.jobs(
             ids=None if request.ids is None else [JobId(job_id) for job_id in request.ids],
@@ -54,11 +56,13 @@ async def _page(
             ended_since_s=since_s,
             before_id=None if request.before_id is None else JobId(request.before_id),
             limit=request.limit,
+            live=live,
         )
-        return jobs, total, history.briefs(job.job_id for job in jobs)
+        return jobs, total, briefs.read(history, [job.job_id for job in jobs])
 
-    jobs, total, briefs = await read(call, ask)
-    return JobsResult(jobs=await job_views(call, jobs, briefs), total=total)
+    jobs, total, found = await read(call, ask)
+    briefs.keep(found)
+    return JobsResult(jobs=await job_views(call, jobs, found), total=total)
 
 
 @handles(JobQuery)

@@ -71,9 +71,15 @@ async def job_views(
 async def _briefs(
     call: Call, job_ids: Sequence[JobId], known: Mapping[JobId, Brief] | None
 ) -> Mapping[JobId, Brief]:
-    if known is not None or not job_ids:
-        return known or {}
-    return await read(call, lambda history: history.briefs(job_ids))
+    if known is not None:
+        return known
+    briefs = call.services.briefs
+    kept = briefs.known(job_ids)
+    if len(kept) == len(job_ids):
+        return kept
+    found = await read(call, lambda history: briefs.read(history, job_ids))
+    briefs.keep(found)
+    return found
 
 
 async def with_finals(
