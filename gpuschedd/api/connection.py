@@ -49,6 +49,10 @@ LASTING = frozenset({"wait", "watch"})  # open for long, and no work meanwhile
 READING = frozenset(
     {"hello", "jobs", "queue", "job", "wait", "watch", "gpus", "status", "usage", "stats"}
 )
+#: What is done to its end, and put on record, also where nobody is left to read the answer.
+FINISHED = frozenset(
+    {"cancel", "update", "top", "reload", "drain", "resume", "gpus_release", "gpus_resume"}
+)
 
 
 def _nothing() -> None: ...
@@ -65,6 +69,7 @@ class Shared:
     open: set[ServerConnection]
     codec: FairThreads
     unsent: Unsent = field(default_factory=Unsent)
+    finishing: set[asyncio.Task[None]] = field(default_factory=set)  # those of FINISHED
 
 
 class ServerConnection(asyncio.Protocol):
@@ -110,7 +115,7 @@ class ServerConnection(asyncio.Protocol):
         for timer in (self._timer, self._not_before):
             if timer is not None:
                 timer.cancel()
-        for task in tuple(self._tasks):
+        for task in self._tasks - self._shared.finishing:
             task.cancel()
         uid = self._account
         self._outgoing.end_waiting()
@@ -220,6 +225,9 @@ class ServerConnection(asyncio.Protocol):
             self._shared.budget.charge(self._account, cost)
             task = asyncio.ensure_future(self._answer(message))
             self._tasks.add(task)
+            if message.method in FINISHED:
+                self._shared.finishing.add(task)
+                task.add_done_callback(self._shared.finishing.discard)
             if cost >= LONG_COST:
                 self._reading = task  # from now on, not from its first step
             if message.method not in LASTING:

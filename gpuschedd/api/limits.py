@@ -207,21 +207,16 @@ class Turns:
     @asynccontextmanager
     async def of(self, account: int, rows: int) -> AsyncIterator[None]:
         """While the block lasts, so many rows of the account's are under way."""
-        taken = await self.begin(account, rows)
-        try:
-            yield
-        finally:
-            self.end(account, taken)
-
-    async def begin(self, account: int, rows: int) -> int:
-        """Wait for the turn of so many rows; what `end` is told when they are done."""
         rows = max(1, min(rows, self._rows_max))
         is_behind = account in self._waiting or self._woken[account]
         if is_behind or not self._has_room(account, rows):
             await self._turn(account, rows)
         else:
             self._under_way[account] += rows
-        return rows
+        try:
+            yield
+        finally:
+            self._end(account, rows)
 
     async def _turn(self, account: int, rows: int) -> None:
         mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -231,13 +226,12 @@ class Turns:
         except asyncio.CancelledError:
             if mine.done() and not mine.cancelled():
                 self._woken[account] -= 1
-                self.end(account, rows)
+                self._end(account, rows)
             raise
         self._woken[account] -= 1
         self._wake(account)  # who came while this one had not gone on
 
-    def end(self, account: int, rows: int) -> None:
-        """They are done: whose turn is next goes on."""
+    def _end(self, account: int, rows: int) -> None:
         self._under_way[account] -= rows
         self._wake(account)
         if not self._under_way[account]:

@@ -6,7 +6,6 @@ handler. The modules of `methods` register themselves when they are imported.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -155,33 +154,17 @@ class Call:
         self, job_ids: Sequence[int], evaluate: Callable[[Batch, Sequence[int]], Sequence[T]]
     ) -> tuple[T, ...]:
         """What becomes of each job that a command names: some at a time, so that the commands of
-        others come in between. All of them, even if the connection is gone meanwhile.
+        others come in between; what the same user asks next takes effect behind the last.
         """
         each = list(dict.fromkeys(job_ids))
-        if len(each) <= CHANGED_AT_ONCE:
-            known = dict(
-                zip(each, await self.change(_of_some(evaluate, each), len(each)), strict=True)
-            )
-        else:
-            # All of the turn: what the same connection asks next takes effect behind the last.
-            changes, account = self.services.changes, self.caller.account
-            rows = await changes.begin(account, len(each))
-            task = asyncio.ensure_future(self._change_some_at_a_time(each, evaluate))
-            task.add_done_callback(lambda _: changes.end(account, rows))
-            task.add_done_callback(lambda done: done.cancelled() or done.exception())
-            known = await asyncio.shield(task)
-        return tuple(known[job_id] for job_id in job_ids)
-
-    async def _change_some_at_a_time(
-        self, job_ids: Sequence[int], evaluate: Callable[[Batch, Sequence[int]], Sequence[T]]
-    ) -> dict[int, T]:
         known = dict[int, T]()
-        for begin in range(0, len(job_ids), CHANGED_AT_ONCE):
-            if begin > 0:
-                await self.services.budget.settled(self.caller.account)
-            some = job_ids[begin : begin + CHANGED_AT_ONCE]
-            known |= zip(some, await self._judged(_of_some(evaluate, some)), strict=True)
-        return known
+        async with self.services.changes.of(self.caller.account, len(each)):
+            for begin in range(0, len(each), CHANGED_AT_ONCE):
+                if begin > 0:
+                    await self.services.budget.settled(self.caller.account)
+                some = each[begin : begin + CHANGED_AT_ONCE]
+                known |= zip(some, await self._judged(_of_some(evaluate, some)), strict=True)
+        return tuple(known[job_id] for job_id in job_ids)
 
     async def _judged(self, evaluate: Callable[[Batch], T]) -> T:
         """Charged for what judging it takes."""

@@ -75,6 +75,7 @@ class Server:
             self.open,
             FairThreads("codec", CODECS, budget.charge_time),
         )
+        self.finishing = self._shared.finishing
         self._accounts = known_accounts
         connections.on_crowd_gone = self._give_back_soon
         self._only_uid = only_uid
@@ -202,6 +203,8 @@ class Server:
         await asyncio.gather(*self._arriving, return_exceptions=True)
         for connection in tuple(self.open):
             connection.close()
+        for task in self.finishing:
+            task.cancel()
         self._refusals.close()
         self._shared.codec.close()
 

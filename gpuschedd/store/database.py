@@ -178,7 +178,19 @@ def _passing(error: sqlite3.Error, path: Path | None = None) -> StoreFull | None
         return StoreFull(f"{error}; make its file system and its file writable")
     if kind == sqlite3.SQLITE_NOMEM:
         return StoreFull(f"{error}; free some memory")
+    if kind == sqlite3.SQLITE_CANTOPEN and path is not None and _opens(path):
+        return StoreFull(f"{error}, but it can be opened again")
     return None
+
+
+def _opens(path: Path) -> bool:
+    """Whether what could not be opened a moment ago can be now: a want that has passed."""
+    try:
+        with closing(connect(path)) as database:
+            database.execute("SELECT count(*) FROM sqlite_master")
+    except sqlite3.Error:
+        return False
+    return True
 
 
 def _descriptors_left() -> bool:

@@ -13,7 +13,7 @@ from gpusched_client.errors import StorageError
 from gpusched_client.terms import JobId
 from gpuschedd.core.job import Job
 from gpuschedd.store.columns import job_from
-from gpuschedd.store.database import connect
+from gpuschedd.store.database import connect, typed_opening
 from gpuschedd.store.queries import gpu_uses, grants_of, read_payload
 from gpuschedd.store.records import Brief, Event, GpuUse, Payload, PromiseRow, Submission
 from gpuschedd.store.retention import Ages, Old, find_old
@@ -39,12 +39,10 @@ class History:
     """The reading connection: questions about the past. Blocks: call it in a reader thread."""
 
     def __init__(self, path: Path) -> None:
-        """Raises StorageError where it cannot be opened."""
-        try:
+        """Raises StoreUnusable or StoreFull where it cannot be opened, as the writer does."""
+        with typed_opening(path):
             self._db = connect(path)
-        except sqlite3.Error as error:
-            raise StorageError(f"the daemon's database cannot be opened: {error}") from error
-        self._db.execute("PRAGMA query_only = ON")
+            self._db.execute("PRAGMA query_only = ON")
 
     def close(self) -> None:
         """Close the connection."""

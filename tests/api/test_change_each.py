@@ -72,22 +72,3 @@ def test_the_commands_of_others_come_in_between_and_the_user_s_own_behind(tmp_pa
     _run(tmp_path, test)
     assert order[-1] == "hers after"
     assert order.index("his") < order.index("hers 10")
-
-
-def test_a_client_that_leaves_in_the_middle_of_it_has_all_of_it_done(tmp_path: Path) -> None:
-    """And what the user asks next still comes behind."""
-    done: list[int] = []
-
-    def evaluate(_batch: Batch, job_ids: Sequence[int]) -> list[None]:
-        done.extend(job_ids)
-        return [None] * len(job_ids)
-
-    async def test(_host: Host, call: Call, _other: Call) -> None:
-        hers = asyncio.ensure_future(call.change_each(range(30), evaluate))
-        while not done:
-            await asyncio.sleep(0)
-        hers.cancel()
-        await call.change(lambda _: done.append(-1), 1)
-
-    _run(tmp_path, test)
-    assert done == [*range(30), -1]

@@ -15,7 +15,7 @@ import pytest
 from gpusched_client.errors import LimitReached
 from gpusched_client.wire.catalog import METHODS
 from gpuschedd.api import refusals, server
-from gpuschedd.api.connection import READING
+from gpuschedd.api.connection import FINISHED, READING
 from gpuschedd.api.limits import Connections, RequestBudget
 from gpuschedd.api.refusals import Refusals
 from gpuschedd.api.server import Server
@@ -231,3 +231,4 @@ def test_what_only_reads_is_known_of_every_method() -> None:
     changing |= {"gpus_release", "gpus_resume"}
     assert set(METHODS) == READING | changing
     assert not READING & changing
+    assert changing - {"submit", "backup"} == FINISHED

@@ -18,6 +18,7 @@ import msgpack
 import pytest
 
 from gpusched_client.wire.catalog import METHODS
+from gpusched_client.wire.job_messages import Outcome, TopResult
 from gpusched_client.wire.submit_messages import SubmitResult
 from gpuschedd.api import methods
 from gpuschedd.api.limits import LINGER_S, Connections, RequestBudget
@@ -297,6 +298,60 @@ def test_it_is_answered_also_where_the_disk_takes_its_time(tmp_path: Path) -> No
     replies = {message[1]: message for message in unpacker}
     assert replies[None][2]["code"] == "invalid"
     assert replies[1][3]["job_ids"] == [7]
+
+
+class Finishing:
+    """Writes down the methods that are taken, and those that come to their end."""
+
+    def __init__(self) -> None:
+        self.may_end = asyncio.Event()
+        self.taken: list[str] = []
+        self.ended: list[str] = []
+
+    async def handle(self, _: object, request: Any) -> TopResult:
+        self.taken.append(request.method)
+        if request.method != "gpus":
+            await self.may_end.wait()
+        self.ended.append(request.method)
+        return TopResult(Outcome(job_id=1))
+
+
+@pytest.mark.parametrize("closes", [False, True])
+def test_what_changes_something_is_done_to_its_end_when_the_client_leaves(
+    tmp_path: Path, closes: bool
+) -> None:
+    """And so put on record, unless the server closes meanwhile; what only reads is dropped."""
+    handlers: Any = Finishing()
+    asked = [("top", [{"job_id": 1}]), ("job", [{"job_id": 1}]), ("gpus", [])]
+
+    async def leave() -> None:
+        server = Server(handlers, Connections(9, 99), RequestBudget(1_000.0, is_shared=False))
+        with socket.socket(socket.AF_UNIX) as listening, socket.socket(socket.AF_UNIX) as client:
+            listening.bind(str(tmp_path / "s"))
+            server.listen(listening)
+            client.connect(str(tmp_path / "s"))
+            client.sendall(
+                b"".join(msgpack.packb([0, n, *call]) for n, call in enumerate(asked, start=1))
+            )
+            while handlers.ended != ["gpus"]:
+                await asyncio.sleep(0)
+            await asyncio.get_running_loop().run_in_executor(
+                None, lambda: client.recv(1, socket.MSG_PEEK)
+            )
+            client.close()  # with the answer unread: a reset, not the end of what it asks
+            while server.open:
+                await asyncio.sleep(0)
+            under_way = tuple(server.finishing)
+            if closes:
+                await server.close()
+            handlers.may_end.set()
+            await asyncio.wait(under_way)
+            assert not server.finishing
+            await server.close()
+
+    asyncio.run(leave())
+    assert handlers.taken == ["top", "job", "gpus"]
+    assert handlers.ended == (["gpus"] if closes else ["gpus", "top"])
 
 
 class Prompt:

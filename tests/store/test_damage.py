@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import shutil
 import sqlite3
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,15 @@ import pytest
 from gpusched_client.terms import GpuUuid, JobId, JobState
 from gpuschedd.core.job import Gone, Job, Placed, advance
 from gpuschedd.store import checks, database
-from gpuschedd.store.database import DATABASE_NAME, StoreDamaged, StoreUnusable
+from gpuschedd.store.database import (
+    DATABASE_NAME,
+    StoreDamaged,
+    StoreFull,
+    StoreUnusable,
+    connect,
+    typed_opening,
+)
+from gpuschedd.store.history import History
 from gpuschedd.store.in_use import MARK_NAME, Mark
 from gpuschedd.store.records import (
     Age,
@@ -486,6 +495,36 @@ def test_a_host_short_of_descriptors_gets_the_mark_later(
     mark.reach(4)
     mark.close(complete=False)
     assert (tmp_path / MARK_NAME).read_bytes().startswith(b"%020d" % 4)
+
+
+@contextmanager
+def no_descriptors() -> Iterator[None]:
+    """While it lasts this process can open nothing."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_database_that_could_not_be_opened_for_want_of_descriptors_passes(
+    tmp_path: Path,
+) -> None:
+    """For the writer and for readers, whether or not the want is over when it is looked at."""
+    Store.open(tmp_path).close()
+    path = tmp_path / DATABASE_NAME
+    with no_descriptors(), pytest.raises(StoreFull, match="may open no more files"):
+        History(path)
+    with (
+        pytest.raises(StoreFull, match="it can be opened again"),
+        typed_opening(path),
+        no_descriptors(),  # lifted before it is judged
+    ):
+        connect(path)
+    path.rename(tmp_path / "elsewhere")
+    with pytest.raises(StoreUnusable, match="unable to open database file"):
+        History(path)
 
 
 @pytest.mark.parametrize("keep_bytes", [None, 0, 32 + FRAME])

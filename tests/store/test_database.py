@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from gpusched_client.errors import StorageError
 from gpusched_client.terms import Cause, GpuUuid, JobId, JobState
 from gpuschedd.core.job import CancelOrder, Gone, Job, Placed, Started, advance
 from gpuschedd.core.model import Grant, Request
@@ -145,7 +144,7 @@ def test_a_vanished_database_is_refused_not_replaced(tmp_path: Path) -> None:
 def test_who_reads_makes_no_database(tmp_path: Path) -> None:
     """Where it lay there may be another directory now, or nothing yet."""
     path = tmp_path / DATABASE_NAME
-    with pytest.raises(StorageError, match="cannot be opened"):
+    with pytest.raises(StoreUnusable, match="unable to open database file"):
         History(path)
     with pytest.raises(StoreFull, match="could not be read"):
         looked_at(lambda: Checker(path))
