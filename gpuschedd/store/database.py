@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import sqlite3
 import uuid
@@ -17,6 +18,8 @@ from gpuschedd.store.rows import meta, write_meta
 from gpuschedd.store.schema import mend, missing_from
 from gpuschedd.store.wal import has_lost_frames
 from gpuschedd.supervisor.errors import SHORT_ERRNOS, STORAGE_ERRNOS
+
+log = logging.getLogger(__name__)
 
 DATABASE_NAME = "gpuschedd.sqlite3"
 MARKER_NAME = "gpuschedd.instance"  # says that a database existed: an empty one is never made twice
@@ -345,12 +348,14 @@ def _is_fresh(db: sqlite3.Connection) -> bool:
 
 def _migrate(db: sqlite3.Connection, path: Path) -> None:
     """Apply what is missing, each step recorded in its own transaction, after a backup."""
+    # The version is in the file's header too, where nobody drops it.
+    version = db.execute("PRAGMA user_version").fetchone()[0]
+    if version > 0 and not db.execute("PRAGMA table_info(migration)").fetchall():
+        log.warning("database_mended made_anew=migration lost='when each schema was applied'")
     db.execute(
         "CREATE TABLE IF NOT EXISTS migration"
         " (version INTEGER PRIMARY KEY, name TEXT NOT NULL, applied_at TEXT NOT NULL)"
     )
-    # The version is in the file's header too, where nobody drops it.
-    version = db.execute("PRAGMA user_version").fetchone()[0]
     noted = db.execute("SELECT coalesce(max(version), 0) FROM migration").fetchone()[0]
     done = max(version, noted)
     missing = [step for step in MIGRATIONS if step.version > done]
