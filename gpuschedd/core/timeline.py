@@ -41,7 +41,8 @@ def end_if_decided_s(decided_at_s: float, time_limit_s: float | None, policy: Po
     """The planned end of a job that would be decided at that time, by the present policy."""
     if time_limit_s is None:
         return NEVER_S
-    return decided_at_s + policy.launch_allowance_s + time_limit_s + policy.kill_grace_s
+    # Summed as in decided_end_s: a promise must not become late by a rounding.
+    return decided_at_s + (policy.launch_allowance_s + time_limit_s) + policy.kill_grace_s
 
 
 def grace_s_of(job: RunningJob, policy: Policy) -> float:

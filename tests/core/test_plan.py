@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from gpusched_client.terms import JobId, PendingReason
 from gpuschedd.core.model import (
@@ -22,6 +24,7 @@ from gpuschedd.core.model import (
 )
 from gpuschedd.core.plan import plan, reason_of
 from gpuschedd.core.queues import Queues
+from gpuschedd.core.timeline import end_if_decided_s, planned_end_s
 from tests.support.core_builders import (
     CARD_BYTES,
     EXACT,
@@ -162,6 +165,17 @@ def test_planned_ends_count_the_allowance_and_the_grace() -> None:
     assert plan(snapshot_of(gpus(2), [busy], queue, policy=policy), policy).start_ids == ()
     queue = [waiting(2, 2), waiting(3, 1, limit_s=100.0, uid=2)]
     assert plan(snapshot_of(gpus(2), [busy], queue, policy=policy), policy).start_ids == (3,)
+
+
+@example(0.8711327079891485, 5.0, 0.0)
+@given(st.floats(0.0, 1e9), st.floats(1.0, 1e7), st.sampled_from([0.0, 0.1, 10.0]))
+def test_the_end_planned_at_the_decision_stays_the_same_to_the_last_bit(
+    decided_s: float, limit_s: float, grace_s: float
+) -> None:
+    """What is promised by it would else be late by a rounding."""
+    policy = Policy(kill_grace_s=grace_s)
+    job = running(1, [0], limit_s=limit_s, decided_s=decided_s, started_at_s=None)
+    assert planned_end_s(job, decided_s, policy) == end_if_decided_s(decided_s, limit_s, policy)
 
 
 def test_candidate_takes_gpus_that_are_not_useful_to_the_head_first() -> None:
