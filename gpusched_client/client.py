@@ -170,7 +170,7 @@ class Client(Administration):
 
         request = JobsRequest(
             ids=None if ids is None else tuple(ids),
-            users=None if users is None else tuple(users),
+            users=None if users is None else (users,) if isinstance(users, str) else tuple(users),
             states=None if states is None else _states(states),
             name=name,
             ended_within_s=ended_within_s,
@@ -318,7 +318,7 @@ class Client(Administration):
 
 
 def _states(named: Iterable[JobState | str]) -> tuple[JobState, ...]:
-    words = tuple(named)
+    words = (named,) if isinstance(named, str) else tuple(named)
     return parse_states(",".join(words)) if words else ()
 
 
