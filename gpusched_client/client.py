@@ -134,9 +134,14 @@ class Client(Administration):
     ) -> list[SubmittedJob]:
         """Submit all of the jobs or none, at most SUBMIT_JOBS_MAX; the result is in their order."""
         from gpusched_client.submission.request import SubmittedJob
-        from gpusched_client.wire.submit_messages import SubmitRequest
+        from gpusched_client.wire.submit_messages import JobRequest, SubmitRequest
 
-        result = self.submit_request(SubmitRequest(tuple(jobs), submission_id))
+        requests = tuple(jobs)
+        for number, job in enumerate(requests):
+            if not isinstance(job, JobRequest):
+                problem = f"jobs[{number}]: {job!r} is no job; make it with job_request()"
+                raise Invalid(problem, {"path": f"jobs[{number}]"})
+        result = self.submit_request(SubmitRequest(requests, submission_id))
         limits: Sequence[int | None] = result.time_limits_s or (None,) * len(result.job_ids)
         return [
             SubmittedJob(job_id, limit_s, result.warnings)

@@ -445,6 +445,14 @@ def test_what_is_no_text_is_invalid_and_named(given: Any, problem: str) -> None:
     assert problem in caught.value.message
 
 
+def test_what_is_no_job_among_many_is_named(serve: Serve) -> None:
+    server = serve({})
+    jobs: Any = [job_request(["true"]), "true"]
+    with Client() as client, pytest.raises(Invalid, match=r"jobs\[1\]: 'true' is no job"):
+        client.submit_many(jobs)
+    assert server.requests == []
+
+
 def test_a_number_that_the_wire_has_no_room_for_is_named(serve: Serve) -> None:
     serve({})
     with Client() as client, pytest.raises(Invalid) as caught:
