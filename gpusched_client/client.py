@@ -137,10 +137,11 @@ class Client(Administration):
         from gpusched_client.wire.submit_messages import JobRequest, SubmitRequest
 
         requests = tuple(jobs)
-        for number, job in enumerate(requests):
-            if not isinstance(job, JobRequest):
-                problem = f"jobs[{number}]: {job!r} is no job; make it with job_request()"
-                raise Invalid(problem, {"path": f"jobs[{number}]"})
+        others = [n for n, job in enumerate(requests) if not isinstance(job, JobRequest)]
+        if others:
+            path = f"jobs[{others[0]}]"
+            problem = f"{path}: {requests[others[0]]!r} is no job; make it with job_request()"
+            raise Invalid(problem, {"path": path})
         result = self.submit_request(SubmitRequest(requests, submission_id))
         limits: Sequence[int | None] = result.time_limits_s or (None,) * len(result.job_ids)
         return [
