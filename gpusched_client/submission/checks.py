@@ -20,6 +20,7 @@ from gpusched_client.submission.programs import (
     is_wrapper,
     line_argument,
     script_argument,
+    word_of_bash,
 )
 from gpusched_client.submission.script import (
     BYTE_ORDER_MARK,
@@ -256,6 +257,12 @@ class _Program:
             return
         if said.returncode and (first := said.stderr.strip().split(b"\n", 1)[0]):
             raise _refused(f"the shell line is not understood: {shown(first)}")
+        if word := word_of_bash(line, os.path.realpath(shell)):
+            other = ", or . FILE with a path" if word == b"source" else ""
+            raise _refused(
+                f"{shown(word)} is a word of bash, which {shown(shell)} does not know; "
+                f"write bash -c LINE{other}"
+            )
         words = first_command(line)
         if words:
             self._check_command(words)

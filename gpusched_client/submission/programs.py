@@ -18,6 +18,8 @@ _BUILTINS = SHELL_WORDS | frozenset(
     b"typeset wait do done else elif fi esac dirs disown enable mapfile readarray logout suspend "
     b"caller bind compgen complete compopt".split()
 )
+_BASHS_OWN = frozenset(b"source pushd popd shopt declare typeset function let mapfile [[".split())
+_SMALL_SHELLS = frozenset({b"dash", b"busybox", b"posh"})
 _INTERPRETERS = {
     b".py": "python3", b".sh": "bash", b".bash": "bash", b".R": "Rscript", b".r": "Rscript",
     b".jl": "julia", b".pl": "perl", b".js": "node", b".rb": "ruby", b".lua": "lua",
@@ -135,6 +137,13 @@ def line_argument(name: bytes, words: tuple[bytes, ...]) -> bytes | None:
     if name in SHELLS and len(words) > 1 and re.fullmatch(rb"-[eux]*c", words[0]):
         return words[1]
     return None
+
+
+def word_of_bash(line: bytes, shell: bytes) -> bytes | None:
+    """The word of bash with which a line begins, where the shell, by its real name, has none."""
+    words = line.split(None, 1)
+    is_small = os.path.basename(shell) in _SMALL_SHELLS
+    return words[0] if is_small and words and words[0] in _BASHS_OWN else None
 
 
 def first_command(line: bytes) -> tuple[bytes, ...]:

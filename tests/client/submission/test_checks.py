@@ -16,6 +16,7 @@ import pytest
 
 from gpusched_client import Client, job_request
 from gpusched_client.errors import Invalid
+from gpusched_client.submission.programs import word_of_bash
 from tests.client.fake_server import FakeServer, Handler
 
 NOBODY = 65_534  # any uid that is not root's
@@ -325,3 +326,26 @@ def test_submit_in_python_looks_only_where_it_is_told_to(serve: Serve) -> None:
         assert client.submit(["true"], check=True).id == 1
     jobs = [params["jobs"][0] for _, params in server.requests]
     assert [job.get("checked", False) for job in jobs] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("line", "shell", "word"),
+    [
+        (b"source venv/bin/activate && ls", b"/bin/dash", b"source"),
+        (b" pushd /tmp", b"/usr/bin/busybox", b"pushd"),
+        (b"source venv/bin/activate", b"/usr/bin/bash", None),
+        (b". venv/bin/activate", b"/bin/dash", None),
+        (b"", b"/bin/dash", None),
+    ],
+)
+def test_a_word_of_bash_is_none_of_a_smaller_shell(
+    line: bytes, shell: bytes, word: bytes | None
+) -> None:
+    assert word_of_bash(line, shell) == word
+
+
+@pytest.mark.skipif(os.path.realpath("/bin/sh") != "/usr/bin/dash", reason="/bin/sh is another")
+def test_a_shell_line_that_begins_with_a_word_of_bash_is_refused_with_the_cure() -> None:
+    cure = "source is a word of bash, which /bin/sh does not know; write bash -c LINE, or . FILE"
+    assert cure in refusal(shell="source venv/bin/activate && python3 train.py")
+    assert job_request(["bash", "-c", "source venv/bin/activate"], check=True).checked
