@@ -134,9 +134,15 @@ class Client(Administration):
     ) -> list[SubmittedJob]:
         """Submit all of the jobs or none, at most SUBMIT_JOBS_MAX; the result is in their order."""
         from gpusched_client.submission.request import SubmittedJob
-        from gpusched_client.wire.submit_messages import SubmitRequest
+        from gpusched_client.wire.submit_messages import JobRequest, SubmitRequest
 
-        result = self.submit_request(SubmitRequest(tuple(jobs), submission_id))
+        requests = tuple(jobs)
+        others = [n for n, job in enumerate(requests) if not isinstance(job, JobRequest)]
+        if others:
+            path = f"jobs[{others[0]}]"
+            problem = f"{path}: {requests[others[0]]!r} is no job; make it with job_request()"
+            raise Invalid(problem, {"path": path})
+        result = self.submit_request(SubmitRequest(requests, submission_id))
         limits: Sequence[int | None] = result.time_limits_s or (None,) * len(result.job_ids)
         return [
             SubmittedJob(job_id, limit_s, result.warnings)
@@ -170,7 +176,7 @@ class Client(Administration):
 
         request = JobsRequest(
             ids=None if ids is None else tuple(ids),
-            users=None if users is None else tuple(users),
+            users=None if users is None else (users,) if isinstance(users, str) else tuple(users),
             states=None if states is None else _states(states),
             name=name,
             ended_within_s=ended_within_s,
@@ -318,7 +324,7 @@ class Client(Administration):
 
 
 def _states(named: Iterable[JobState | str]) -> tuple[JobState, ...]:
-    words = tuple(named)
+    words = (named,) if isinstance(named, str) else tuple(named)
     return parse_states(",".join(words)) if words else ()
 
 

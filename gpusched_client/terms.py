@@ -15,6 +15,7 @@ from gpusched_client.errors import Invalid
 
 JobId = NewType("JobId", int)
 GpuUuid = NewType("GpuUuid", str)
+UNKNOWN_MODEL = "unknown"  # of a GPU that could not be asked
 
 
 class JobState(StrEnum):

@@ -6,7 +6,7 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
@@ -23,6 +23,18 @@ from gpuschedd.system import install
 from gpuschedd.system.accounts import unknown_names
 
 
+class _Path(click.Path):
+    """A path that is named: an empty one, of a variable that is not set, would be another place."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not str(value):
+            self.fail("it is empty; name a path, or leave the option out", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 @click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="gpuschedd")
 @click.option("--system", is_flag=True, help="Serve every local user; system paths.")
@@ -31,9 +43,9 @@ from gpuschedd.system.accounts import unknown_names
     type=click.Choice([Launch.PID1.value, Launch.DIRECT.value]),
     help="How jobs are started: by PID 1 (with --system), or by the daemon itself.",
 )
-@click.option("--socket", "socket_path", type=click.Path(path_type=Path), help="Where to listen.")
-@click.option("--state-dir", type=click.Path(path_type=Path), help="Database and job directories.")
-@click.option("--config", "config_path", type=click.Path(path_type=Path), help="TOML file.")
+@click.option("--socket", "socket_path", type=_Path(), help="Where to listen.")
+@click.option("--state-dir", type=_Path(), help="Database and job directories.")
+@click.option("--config", "config_path", type=_Path(), help="TOML file.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key.")
 @click.option("--simulate", metavar="HOST", help='Simulated GPUs: "4x24G", "2x80G+2x24G".')
 @click.option("--gpus", metavar="LIST", help="Only these GPUs: indices or UUIDs, by commas.")
@@ -65,6 +77,8 @@ def cli(
         _check_host(simulate)
         extra.append(f'simulate="{simulate}"')
     if gpus is not None:
+        if not gpus.strip(", "):
+            _refuse(f"--gpus: {gpus!r} names no GPU; leave it out for all")
         names = [name if name.isdecimal() else f'"{name}"' for name in gpus.split(",") if name]
         extra.append(f"gpus=[{','.join(names)}]")
     if no_exec:
@@ -90,6 +104,8 @@ def cli(
 
 
 def _check_host(text: str) -> None:
+    if not text.strip():
+        _refuse(f"--simulate: {text!r} is no host; write 4x24G, or leave it out for the real GPUs")
     try:
         host(text)
     except ValueError as error:
@@ -112,7 +128,7 @@ def _refuse(text: str) -> NoReturn:
 
 @cli.command("check-config")
 @click.option("--system", is_flag=True, help="As `gpuschedd --system` would read it.")
-@click.argument("file", required=False, type=click.Path(path_type=Path))
+@click.argument("file", required=False, type=_Path())
 @click.pass_context
 def check_config(context: click.Context, system: bool, file: Path | None) -> None:
     """Read FILE (the configuration in use) and say what is wrong with it.

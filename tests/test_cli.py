@@ -70,7 +70,17 @@ def test_who_has_no_home_names_the_places(
     assert len(started) == 1
 
 
-@pytest.mark.parametrize("host", ["4x24", "4x", "0x24G", "2x80G+4x24"])
+@pytest.mark.parametrize("option", ["--socket", "--state-dir", "--config", "--simulate", "--gpus"])
+def test_an_option_with_an_empty_value_is_not_taken_as_left_out(
+    started: list[Options], option: str
+) -> None:
+    """It is a variable that is not set: another place, or the real GPUs, were not meant."""
+    refused = typed(option, "")
+    assert (refused.exit_code != 0, option in refused.output) == (True, True)
+    assert started == []
+
+
+@pytest.mark.parametrize("host", ["4x24", "4x", "0x24G", "2x80G+4x24", "4x0G"])
 def test_a_simulated_host_that_is_none_is_refused_in_the_words_of_its_option(
     started: list[Options], host: str
 ) -> None:

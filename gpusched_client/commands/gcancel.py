@@ -44,6 +44,8 @@ def cli(words: tuple[str, ...], **options: Any) -> int:
     filters = any(options[name] is not None for name in ("user", "state", "name"))
     if not words and not filters:
         raise click.UsageError("no jobs; name ids, or choose with -u, --state or --name.")
+    if options["user"] is not None and not options["user"].strip():
+        raise click.UsageError(f"-u {options['user']!r} names no user; `me` is you.")
     signal = None if options["signal"] is None else _signal_number(options["signal"])
     from gpusched_client.client import Client
 

@@ -55,8 +55,10 @@ def cli() -> None:
 def drain(gpu: str, reason: str) -> int:
     """Let GPU (index or UUID) take no more jobs; those on it go on. In MIG mode: all its slices."""
     with _client() as client:
-        for each in client.drain_all(gpu, reason):
-            _print_gpu(each)
+        drained = client.drain_all(gpu, reason)
+    note_done(f"GPU {gpu} is drained")
+    for each in drained:
+        _print_gpu(each)
     return 0
 
 
@@ -65,8 +67,10 @@ def drain(gpu: str, reason: str) -> int:
 def resume(gpu: str) -> int:
     """Put GPU back into service."""
     with _client() as client:
-        for each in client.resume_all(gpu):
-            _print_gpu(each)
+        resumed = client.resume_all(gpu)
+    note_done(f"GPU {gpu} is in service again")
+    for each in resumed:
+        _print_gpu(each)
     return 0
 
 
@@ -83,6 +87,7 @@ def gpus_release(reason: str) -> int:
     """Close the driver. Running jobs go on; no job starts until `gctl gpus resume`."""
     with _client() as client:
         result = client.gpus_release(reason)
+    note_done("the driver is released")
     busy = sorted({job for gpu in result.gpus for job in gpu.jobs})
     still = f"; {_jobs(busy)} still use{'s' if len(busy) == 1 else ''} it" if busy else ""
     print_out(f"the driver is released{still}\n")
@@ -97,6 +102,7 @@ def gpus_resume() -> int:
 
     with _client() as client:
         result = client.gpus_resume()
+    note_done("what was asked is done")
     print_out(gpus_table(result.gpus, terminal_width()))
     if result.problem is not None:
         print_err(f"gctl: {printable(result.problem)}")
@@ -167,7 +173,9 @@ def top(word: str, as_json: bool) -> int:
         (job_id, *others) = _ids(client, [word])
         if others:
             raise click.UsageError("only one job can be first; name one.")
-        return report("gctl", [client.top(job_id)], as_json)
+        outcome = client.top(job_id)
+    note_done("what was asked is done")
+    return report("gctl", [outcome], as_json)
 
 
 def _update(words: Sequence[str], as_json: bool, **changes: Any) -> int:
@@ -193,6 +201,7 @@ def reload() -> int:
     """Read the configuration again; a bad one changes nothing."""
     with _client() as client:
         result = client.reload()
+    note_done("the configuration is read again")
     lines = [f"changed {key}\n" for key in result.changed] or ["nothing has changed\n"]
     print_out("".join([*lines, *(f"{text}\n" for text in result.broken)]))
     return 0
@@ -229,11 +238,14 @@ def backup(file: str, force: bool) -> int:
 
     from gpusched_client.errors import Conflict
 
+    if not file:
+        raise click.UsageError("FILE is empty; name the file that the copy is to be.")
     target = Path(file)
     if target.exists() and not force:
         raise Conflict(f"{target} exists; choose another name, or replace it with --force")
     with _client() as client:
         size = _write(target, client)
+    note_done(f"{target} is written")
     from gpusched_client.units import bytes_text
 
     print_out(f"{target}: {bytes_text(size)}\n")

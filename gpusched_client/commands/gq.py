@@ -99,6 +99,8 @@ def _check(words: Sequence[str], options: dict[str, Any]) -> None:
         raise click.UsageError("ids, --gpus, --usage and --status exclude each other.")
     if (kinds or words) and filters:
         raise click.UsageError(f"--{filters[0]} narrows the list of jobs and fits nothing else.")
+    if options["user"] is not None and not all(map(str.strip, options["user"].split(","))):
+        raise click.UsageError(f"-u {options['user']!r} names no user; leave it out for all.")
     if options["me"] and options["user"]:
         raise click.UsageError("--me and -u exclude each other.")
 
@@ -222,7 +224,7 @@ def _filters(options: dict[str, Any]) -> dict[str, Any]:
         users = [
             str(own_uid()) if user == "me" else user.strip() for user in options["user"].split(",")
         ]
-    states = parse_states(options["state"]) if options["state"] else None
+    states = None if options["state"] is None else parse_states(options["state"])
     return {"users": users, "states": states, "name": options["name"]}
 
 

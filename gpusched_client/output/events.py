@@ -80,7 +80,7 @@ def _near_limit(facts: Facts, _clock: Clock) -> str:
 
 def _over_declaration(facts: Facts, _clock: Clock) -> str:
     held, declared = _size(facts, "held_bytes"), _size(facts, "declared_bytes")
-    return f"uses {held} of a GPU and had declared {declared}"
+    return f"holds {held} of a GPU now (its use and a buffer) and had declared {declared}"
 
 
 def _signalled(facts: Facts, _clock: Clock) -> str:

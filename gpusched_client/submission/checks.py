@@ -7,12 +7,21 @@ not talk to a daemon. How commands are found is that of gpuschedd/supervisor/pro
 from __future__ import annotations
 
 import os
-import re
 import stat
 from collections.abc import Iterator
 
 from gpusched_client.errors import Invalid
-from gpusched_client.submission.programs import SHELL_WORDS, interpreter_for
+from gpusched_client.submission.programs import (
+    SHELL_WORDS,
+    SHELLS,
+    command_behind,
+    first_command,
+    interpreter_for,
+    is_wrapper,
+    line_argument,
+    script_argument,
+    word_of_bash,
+)
 from gpusched_client.submission.script import (
     BYTE_ORDER_MARK,
     interpreter_words,
@@ -29,10 +38,7 @@ _INTERPRETERS_MAX = 4  # the kernel's, of scripts whose interpreter is a script
 _HEAD_BYTES = 4096
 _ELF = b"\x7fELF"
 _PT_INTERP = 3
-_WRAPPERS = frozenset({b"nohup", b"nice", b"time", b"setsid"})  # that run what follows
-# Options of interpreters that take no value, so that the script comes behind them.
-_PYTHON_FLAGS = frozenset("uOBEsSIvqxbdPi")
-_SHELL_FLAGS = frozenset("exuvlfinabhkmpBCEHPT")
+_SYNTAX_CHECK_S = 5.0
 
 
 def check_request(request: JobRequest) -> None:
@@ -104,6 +110,7 @@ class _Program:
                 self._check_text(request.script, source)
         elif request.shell is not None:
             self._check_text(request.shell, b"the shell line")
+            self._check_line(request.shell, b"/bin/sh")
         elif request.argv is not None:
             self._check_command(request.argv)
 
@@ -114,19 +121,17 @@ class _Program:
         if program is None:
             raise self._missing(argv)
         self._check_program(program)
-        name = os.path.basename(argv[0])
+        name, rest = os.path.basename(argv[0]), argv[1:]
         if name == b"env":
-            self._check_env(argv[1:], b"env")
-        elif name in _WRAPPERS:
-            rest = _behind_options(argv[1:])
-            if rest:
-                self._check_command(rest)
-        elif name == b"timeout":
-            rest = _behind_duration(argv[1:])
-            if rest:
-                self._check_command(rest)
-        else:
-            self._check_script_argument(name, argv[1:])
+            if behind := self._check_env(rest, b"env"):
+                self._check_command(behind)
+        elif is_wrapper(name):
+            if behind := command_behind(name, rest):
+                self._check_command(behind)
+        elif line := line_argument(name, rest):
+            self._check_line(line, program)
+        elif script := script_argument(name, rest):
+            self._check_script_argument(name, script)
 
     def find(self, command: bytes) -> bytes | None:
         """The file that is executed: the first that may be; else the first that is there."""
@@ -208,25 +213,59 @@ class _Program:
         elif depth < _INTERPRETERS_MAX:
             self._check_executable(interpreter, depth + 1)
 
-    def _check_env(self, words: list[bytes] | tuple[bytes, ...], source: bytes) -> None:
-        """The command behind env, where that is plain to see."""
-        for word in words:
+    def _check_env(
+        self, words: list[bytes] | tuple[bytes, ...], source: bytes
+    ) -> tuple[bytes, ...]:
+        """The command behind env with its words, where that is plain to see."""
+        left = list(words)
+        while left:
+            word = left.pop(0)
             if word in (b"-S", b"-v", b"--"):
+                continue
+            if word == b"-u" and left and left[0] != b"PATH":
+                del left[0]
                 continue
             if word.startswith(b"-S"):
                 word = word[2:]
             if word.startswith(b"-"):
-                return  # -i, -u, -C: the place may be another
+                return ()  # -i, -C: the place may be another
             if b"=" in word:
                 if word.startswith(b"PATH="):
-                    return
+                    return ()
                 continue
             if self.find(word) is None:
                 raise _refused(
                     f"{shown(source)}: {shown(word)} is not in PATH; name what is, or activate its "
                     "environment first"
                 )
+            return (word, *left)
+        return ()
+
+    def _check_line(self, line: bytes, shell: bytes) -> None:
+        """What a shell says of the line without running it, and the command that it begins with."""
+        import subprocess
+
+        try:
+            said = subprocess.run(
+                [shell, b"-n", b"-c", line],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=_SYNTAX_CHECK_S,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired):
             return
+        if said.returncode and (first := said.stderr.strip().split(b"\n", 1)[0]):
+            raise _refused(f"the shell line is not understood: {shown(first)}")
+        if word := word_of_bash(line, os.path.realpath(shell)):
+            other = ", or . FILE with a path" if word == b"source" else ""
+            raise _refused(
+                f"{shown(word)} is a word of bash, which {shown(shell)} does not know; "
+                f"write bash -c LINE{other}"
+            )
+        words = first_command(line)
+        if words:
+            self._check_command(words)
 
     def _check_text(self, content: bytes, source: bytes) -> None:
         """A shell takes the CR of a Windows file as a part of the last word of each line."""
@@ -238,51 +277,18 @@ class _Program:
             "takes it as a part of the word before; run dos2unix on it, or sed -i 's/\\r$//'"
         )
 
-    def _check_script_argument(self, name: bytes, words: tuple[bytes, ...]) -> None:
+    def _check_script_argument(self, name: bytes, word: bytes) -> None:
         """`python3 train.py`: the file that the interpreter will look for."""
-        is_python = re.fullmatch(rb"python[\d.]*", name) is not None
-        if not is_python and name not in (b"bash", b"sh", b"dash", b"zsh", b"ksh"):
-            return
-        flags = _PYTHON_FLAGS if is_python else _SHELL_FLAGS
-        for word in words:
-            if word.startswith(b"-"):
-                if word == b"-" or not set(word[1:].decode("latin-1")) <= flags:
-                    return
-                continue
-            path = os.path.join(self._cwd, word)
-            if not os.path.exists(path) and (is_python or self.find(word) is None):
-                from gpusched_client.submission.cures import nearest_file
+        path = os.path.join(self._cwd, word)
+        is_shell = name in SHELLS
+        if not os.path.exists(path) and not (is_shell and self.find(word) is not None):
+            from gpusched_client.submission.cures import nearest_file
 
-                near = nearest_file(path)
-                hint = f"; did you mean {near}?" if near else f"; it runs in {shown(self._cwd)}"
-                raise _refused(f"{shown(name)} will not find {shown(word)}{hint}")
-            if not is_python and os.path.isfile(path):
-                self._check_text(_head(path), word)
-            return
-
-
-def _behind_options(words: tuple[bytes, ...]) -> tuple[bytes, ...]:
-    """What follows `-n 5`, `-5`, `--adjustment=5`; nothing where an option is another one."""
-    while words and words[0].startswith(b"-"):
-        if words[0] == b"-n":
-            words = words[2:]
-        elif re.fullmatch(rb"-n?\d+|--adjustment=.*|-p", words[0]):
-            words = words[1:]
-        else:
-            return ()
-    return words
-
-
-def _behind_duration(words: tuple[bytes, ...]) -> tuple[bytes, ...]:
-    """What follows `-k 10 -s KILL 2h`; nothing where an option is another one."""
-    while words and words[0].startswith(b"-"):
-        if words[0] in (b"-k", b"-s"):
-            words = words[2:]
-        elif re.fullmatch(rb"-[ks].+|--(kill-after|signal)=.*|--foreground|-v|--verbose", words[0]):
-            words = words[1:]
-        else:
-            return ()
-    return words[1:]
+            near = nearest_file(path)
+            hint = f"; did you mean {near}?" if near else f"; it runs in {shown(self._cwd)}"
+            raise _refused(f"{shown(name)} will not find {shown(word)}{hint}")
+        if is_shell and os.path.isfile(path):
+            self._check_text(_head(path), word)
 
 
 def _refused(text: str) -> Invalid:

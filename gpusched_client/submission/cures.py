@@ -41,6 +41,8 @@ def cure_of(argv: tuple[bytes, ...], cwd: bytes, path: bytes) -> str:
         )
     if _SHELL_SIGNS.search(command) or (re.search(rb"\s", command) and not rest):
         return f"{name} is not a program; a shell line goes with -c: gsub -c {shlex.quote(name)}"
+    if command.startswith(b"-"):
+        return f"{name} is not a program; gsub's own options stand before --, the command behind it"
     if command.startswith(b"~"):
         return f"{name} is not found: ~ is not expanded here; write it without quotes, or $HOME"
     if b"/" in command:

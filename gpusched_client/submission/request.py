@@ -64,25 +64,31 @@ def job_request(
     `args`). The other keywords, with their types, are in JobKeywords: `gpus`, `vram`, `time_limit`
     and so on, as the options of gsub. Raises Invalid.
     """
-    if isinstance(argv, (str, bytes)):
-        raise Invalid(f"argv is {argv!r}; give a list of words, or use shell=", {"path": "argv"})
+    for name, given in (("argv", argv), ("args", keywords.get("args"))):
+        if isinstance(given, (str, bytes)):
+            other = ", or use shell=" if name == "argv" else ""
+            problem = f"{name} is {given!r}; give a list of words{other}"
+            raise Invalid(problem, {"path": name})
     shell, script = keywords.pop("shell", None), keywords.pop("script", None)
     script_path = keywords.pop("script_path", None)
     args, cwd = keywords.pop("args", ()), keywords.pop("cwd", None)
+    words = None if argv is None else _words(argv, "argv")
+    line = None if shell is None else _octets(shell, "shell")
     environment = _environment(keywords.pop("environment", None))
     is_checked = keywords.pop("check", False)
     options = fields_of(keywords)
-    options["name"] = options.get("name") or default_name(argv, shell)
+    _check_needs_gpus(keywords)
+    options["name"] = options.get("name") or default_name(words, line)
     for name in ("output", "error"):
         options[name] = _log_pattern(name, options.get(name), environment)
     request = JobRequest(
         cwd=_directory(cwd, environment),
         environment=environment,
-        argv=None if argv is None else _words(argv),
+        argv=words,
         script=script.encode() if isinstance(script, str) else script,
-        script_path=None if script_path is None else os.path.abspath(os.fsencode(script_path)),
-        args=_words(args),
-        shell=None if shell is None else os.fsencode(shell),
+        script_path=None if script_path is None else _place(script_path, "script_path"),
+        args=_words(args, "args"),
+        shell=line,
         umask=current_umask(),
         rlimits=current_rlimits(),
         niceness=current_niceness(),
@@ -116,7 +122,11 @@ def _directory(given: Word | None, environment: Mapping[bytes, bytes]) -> bytes:
     try:
         if given is None:
             return os.getcwdb()
-        return os.path.abspath(_expanded(os.fsencode(given), environment))
+        path = _octets(given, "cwd")
+        if not path:
+            problem = "the name of the directory is empty; name one, or leave it out"
+            raise Invalid(problem, {"path": "cwd"})
+        return os.path.abspath(_expanded(path, environment))
     except FileNotFoundError:
         problem = "the current directory no longer exists; go to another, or name one"
         raise Invalid(problem, {"path": "cwd"}) from None
@@ -146,15 +156,42 @@ def _log_pattern(
     return _expanded(pattern, environment)
 
 
-def _words(words: Sequence[Word]) -> tuple[bytes, ...]:
-    return tuple([os.fsencode(word) for word in words])
+def _words(words: Sequence[Word], name: str) -> tuple[bytes, ...]:
+    return tuple([_octets(word, f"{name}[{n}]") for n, word in enumerate(words)])
+
+
+def _place(path: Word, name: str) -> bytes:
+    return os.path.abspath(_octets(path, name))
+
+
+def _octets(given: Word, path: str) -> bytes:
+    """As os.fsencode gives them. Invalid for what is no text, such as a number among words."""
+    try:
+        return os.fsencode(given)
+    except TypeError:
+        problem = f"{path}: {given!r} is no text; give it as text, such as {str(given)!r}"
+        raise Invalid(problem, {"path": path}) from None
+    except UnicodeEncodeError:
+        problem = f"{path}: {given!r} is not valid Unicode; give valid text, or bytes"
+        raise Invalid(problem, {"path": path}) from None
+
+
+def _check_needs_gpus(keywords: Mapping[str, object]) -> None:
+    """Refuse what would say nothing without GPUs: it was meant for some."""
+    for name in ("exclusive", "retries"):
+        if keywords.get("gpus") == 0 and keywords.get(name):
+            problem = f"{name}: the job asks for 0 GPUs; ask for one, or leave it out"
+            raise Invalid(problem, {"path": name})
 
 
 def _environment(
     given: Mapping[str, str] | Mapping[bytes, bytes] | None,
 ) -> Mapping[bytes, bytes]:
     if given is not None:
-        return {os.fsencode(name): os.fsencode(value) for name, value in given.items()}
+        return {
+            _octets(name, "environment"): _octets(value, f"environment.{name!s}")
+            for name, value in given.items()
+        }
     # A name of no bytes can be inherited but not handed on.
     own = {name: value for name, value in os.environb.items() if name}
     if own.get(b"LC_CTYPE") in _COERCED_LOCALES:

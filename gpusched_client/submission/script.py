@@ -25,6 +25,9 @@ _SHELL_SHEBANG = rb"#!\s*(?:\S*/)?(?:env\s+(?:-\S+\s+)*)?(?:\S*/)?" + _SHELLS + 
 _DIRECTIVE = rb"#(GSUB|SBATCH)(?:[ \t]+(.*))?"
 # What was meant as a line of options: `#SBATCH--gpus=4`, `# sbatch -G 4`; and other schedulers'.
 _ALMOST = rb"#\s*(?:gsub|sbatch)\W*-\s*\w.*|#(?:gsub|sbatch)\W+\S.*"
+# A word at the begin of a comment with options behind it: `#SBACTH -G 4`, `#SLURM --gpus=4`.
+_MISSPELT = rb"#\s*([A-Za-z]{4,8})\W*\s-{1,2}\w.*"
+_ALIKE_MIN = 0.75
 _OF_OTHERS = rb"#(?:PBS|BSUB|MSUB|OAR|COBALT|FLUX)\W+-.*|#\$\s+-[a-z].*"
 _WARNED_LINES_MAX = 5
 _LOOKED_AT_WORDS = 4  # of a command: `bash -x job.sh`
@@ -199,13 +202,31 @@ def _directives(content: bytes) -> Iterator[_Line]:
             word = "GSUB" if b"gsub" in stripped[:8].lower() else "SBATCH"
             why = f"write it as #{word} --option, or as ##{word} where it is a comment"
             yield _Line(number, word, why, is_taken=False)
+        elif first_command is None and (meant := _misspelt(stripped)) is not None:
+            yield _Line(number, meant, f"write it as #{meant} --option", is_taken=False)
         elif first_command is None and re.fullmatch(_OF_OTHERS, stripped, re.IGNORECASE):
             why = "it is for another scheduler; write it as #GSUB --option"
             yield _Line(number, "", why, is_taken=False)
 
 
+def _misspelt(line: bytes) -> str | None:
+    """Which word was meant by one that is almost it, with options behind it."""
+    found = re.fullmatch(_MISSPELT, line)
+    if found is None:
+        return None
+    import difflib
+
+    word = found[1].decode().upper()
+    if word == "SLURM":
+        return "SBATCH"
+    near = difflib.get_close_matches(word, ("SBATCH", "GSUB"), 1, _ALIKE_MIN)
+    return near[0] if near else None
+
+
 def _split(text: str, here: str) -> list[str]:
     """Words as a shell has them; a word that begins with # begins a comment."""
+    if text.rstrip().endswith("\\"):
+        raise Invalid(f"{here}: a line of options is not continued by \\; begin the next with #")
     for word in re.finditer(_WORD, text):
         if word[0].startswith("#"):
             text = text[: word.start()]

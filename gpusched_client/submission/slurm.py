@@ -424,6 +424,8 @@ def _gres_gpu(given: Given, item: str) -> _Gpus:
 
 def _typed(given: Given, text: str) -> _Gpus:
     """`2`, `a100:2`, `a100`."""
+    if "$" in text:
+        raise given.refuse("is not expanded here; write the number, or give -g on the command line")
     parts = text.split(":")
     count = parts.pop() if parts[-1].isascii() and parts[-1].isdecimal() else "1"
     if len(parts) > 1 or "," in text or not all(parts) or len(count) > 4:

@@ -367,6 +367,18 @@ def _path_of(text: str, value: object, path: str = "") -> str:
     return next(filter(None, (_path_of(text, each, here) for here, each in parts)), "")
 
 
+def _beyond_64_bits(value: object, path: str = "") -> tuple[str, str] | None:
+    """The first integer that MessagePack has no room for, and where it stands."""
+    if isinstance(value, int):
+        return None if -(2**63) <= value < 2**64 else (path, shown(value))
+    parts: Iterable[tuple[str, object]] = ()
+    if isinstance(value, (list, tuple)):
+        parts = ((f"{path}[{n}]", each) for n, each in enumerate(value))
+    elif isinstance(value, Mapping):
+        parts = ((f"{path}.{shown_key(key)}".lstrip("."), each) for key, each in value.items())
+    return next(filter(None, (_beyond_64_bits(each, here) for here, each in parts)), None)
+
+
 def _msgid_in(head: bytes) -> int | None:
     """The msgid of a request of which only the first bytes are known, or None."""
     unpacker = msgpack.Unpacker()
@@ -392,7 +404,9 @@ def encode_request(msgid: int, method: str, params: Mapping[str, Any]) -> bytes:
         text = f"{path or 'params'}: {shown(error.object)} is not valid UTF-8; send valid UTF-8"
         raise Invalid(text, {"path": path}) from error
     except OverflowError as error:
-        raise Invalid("an integer is outside 64 bits", {"path": ""}) from error
+        path, number = _beyond_64_bits(params) or ("params", "an integer")
+        text = f"{path}: {number} is outside 64 bits; give a smaller one"
+        raise Invalid(text, {"path": path}) from error
     if len(data) > REQUEST_BYTES_MAX:
         raise _too_large("request", len(data), REQUEST_BYTES_MAX, "bytes")
     return data

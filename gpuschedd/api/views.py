@@ -13,7 +13,7 @@ from gpusched_client.wire.gpu_messages import GpuView
 from gpusched_client.wire.job_messages import GpuUseView, JobEvent, JobView
 from gpusched_client.wire.limits import limit_to_wire
 from gpuschedd.core.job import Job
-from gpuschedd.core.model import ExpectedStart, Gpu, PromiseOutcome, Reason
+from gpuschedd.core.model import ExpectedStart, Gpu, GpuState, PromiseOutcome, Reason
 from gpuschedd.gpu.metering import AT_LEAST, next_vram_bytes, verdict
 from gpuschedd.gpu.source import UsedGpu
 from gpuschedd.jobs import gates
@@ -283,7 +283,11 @@ def _gpu_view(
     )
     told = "; ".join(filter(None, (gpu.foreign_text, gpu.foreign_hint)))
     foreign = (for_admin and gpu.foreign_detail) or told
-    reason = gpu.state_text or foreign or None
+    own = "" if gpu.state_text in foreign else gpu.state_text
+    if gpu.state is GpuState.OK:  # a warning hides nobody who is in the way
+        reason = "; ".join(filter(None, (own, foreign))) or None
+    else:
+        reason = gpu.state_text or foreign or None
     return GpuView(
         index=None if gpu.index_is_past else gpu.index,
         uuid=gpu.uuid,

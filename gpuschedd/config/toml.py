@@ -63,13 +63,15 @@ def _read(path: Path, others_may: int) -> str:
         # A FIFO in its place would be waited for.
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             _check_file(path, os.fstat(file.fileno()), others_may)
-            return file.read(CONFIG_BYTES_MAX + 1).decode("utf-8")
+            return file.read(CONFIG_BYTES_MAX + 1).decode("utf-8-sig")
     except FileNotFoundError:
         if others_may != 0o777:
             _check_place(path, others_may)  # who may write there has taken it away
         return ""
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}; name a file") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not UTF-8 (byte {error.start}); save it as UTF-8") from error
 
 
 def _check_file(path: Path, found: os.stat_result, others_may: int) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from gpusched_client.errors import Infeasible, Invalid
+from gpusched_client.terms import UNKNOWN_MODEL
 from gpusched_client.units import bytes_apart, bytes_text
 from gpuschedd.core.links import largest_set
 from gpuschedd.core.model import (
@@ -55,7 +56,9 @@ def seen(inventory: Inventory, gpus: Iterable[Gpu]) -> Inventory:
 
 def here(inventory: Inventory, gpus: Iterable[Gpu]) -> Inventory:
     """The same, with these as the GPUs that the host has now; with none, the last ones stay."""
-    models = {gpu.model for gpu in gpus if gpu.state is not GpuState.LOST}
+    models = {
+        gpu.model for gpu in gpus if gpu.state is not GpuState.LOST and gpu.model != UNKNOWN_MODEL
+    }
     return replace(inventory, models_here=tuple(sorted(models)) or inventory.models_here)
 
 
@@ -130,9 +133,10 @@ def _check_count(request: Request, kinds: list[CardKind]) -> None:
         )
     island = max((kind.largest_island for kind in kinds), default=0)
     if request.topology is Topology.NVLINK and request.gpus > max(1, island):
+        most = f"the largest such set here has {island}" if island > 1 else "none are so here"
         raise Infeasible(
-            f"asks {request.gpus} GPUs joined by NVLink; the largest such set here has {island}. "
-            "Lower --gpus or leave --topology out.",
+            f"asks {request.gpus} GPUs joined by NVLink; {most}. "
+            f"{'Lower --gpus or leave' if island > 1 else 'Leave'} --topology out.",
             {"gpus": request.gpus, "nvlink_gpus": island},
         )
 

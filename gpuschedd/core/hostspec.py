@@ -42,5 +42,8 @@ def parse_host(text: str, *, gpus_max: int, bare_unit: str = "") -> tuple[HostCa
                 f"host {text!r}: {match[2]!r} has no unit; did you mean {count}x{match[2]}G?"
             )
         size = f"{match[2]}{match[3] or bare_unit}".upper()
-        cards += [HostCard(size, parse_bytes(size))] * count
+        total_bytes = parse_bytes(size)
+        if total_bytes == 0:
+            raise Invalid(f"host {text!r}: a GPU of {size} holds nothing; write {count}x24G")
+        cards += [HostCard(size, total_bytes)] * count
     return tuple(cards)

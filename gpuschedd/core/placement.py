@@ -48,9 +48,12 @@ def _shared_key(slot: Slot) -> tuple[int, int]:
     return (slot.headroom_bytes, slot.position)
 
 
-def _whole_key(slot: Slot) -> tuple[bool, int, int]:
-    """The smallest card that suits; a slice of one only where nothing else is left."""
-    return (slot.gpu.is_slice, slot.gpu.total_bytes, slot.position)
+def _whole_key(slot: Slot) -> tuple[bool, int, int, int]:
+    """The smallest card that suits; a slice of one only where nothing else is left.
+
+    Of equal ones the one with the least of others on it, though that is little enough for a job.
+    """
+    return (slot.gpu.is_slice, slot.gpu.total_bytes, slot.gpu.foreign_bytes, slot.position)
 
 
 def pair_score(one: Slot, other: Slot) -> int:
@@ -104,15 +107,19 @@ class _Links:
         }
         self._taken = {one.position: sum(pair_score(one, o) for o in taken) for one in slots}
 
-    def key(self, chosen: Iterable[Slot]) -> tuple[int, int, int, int, tuple[int, ...]]:
-        """Smaller is better: slices, links inside, links to the rest, size of cards, positions."""
+    def key(self, chosen: Iterable[Slot]) -> tuple[int, int, int, int, int, tuple[int, ...]]:
+        """Smaller is better: slices, links inside, links to the rest, size of cards, what others
+        have on them, positions.
+        """
         chosen = tuple(chosen)
         slices = sum(slot.gpu.is_slice for slot in chosen)
         inside = sum(self._pair[a.position, b.position] for a, b in combinations(chosen, 2))
         outside = sum(self._all[slot.position] for slot in chosen) - 2 * inside
         inside += sum(self._taken[slot.position] for slot in chosen)
         size = sum(slot.gpu.total_bytes for slot in chosen)
-        return (slices, -inside, outside, size, tuple(sorted(slot.position for slot in chosen)))
+        foreign = sum(slot.gpu.foreign_bytes for slot in chosen)
+        positions = tuple(sorted(slot.position for slot in chosen))
+        return (slices, -inside, outside, size, foreign, positions)
 
     def grow(self, seed: Slot, count: int) -> list[Slot]:
         """A set grown from one GPU, each time by the one best linked to it."""

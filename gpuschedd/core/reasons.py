@@ -185,6 +185,10 @@ def unavailable(need: Need, in_service: int, gpus: Sequence[Gpu], stuck: Sequenc
     out = out_of_service(gpus)
     if stuck:
         out.append(f"stuck {named(stuck)}")
+    elif in_service + sum(gpu.state is not GpuState.OK for gpu in gpus) < need.gpus:
+        # Those that could are gone from the host, or by the configuration somebody else's.
+        models = ", ".join(sorted({gpu.model for gpu in gpus})) or "none"
+        out.append(f"the scheduler has {plural(len(gpus), 'GPU')} now ({models})")
     can = f"only {in_service} of the GPUs" if in_service else "no GPU"
     text = f"needs {asks(need)}; {can} can take it" + (f": {', '.join(out)}" if out else "")
     numbers = {"gpus": need.gpus, "usable_gpus": in_service}

@@ -45,7 +45,7 @@ class HostInventory:
         wanted = self._controller.state.config.gpus
         names = unknown_names(sample.inventory, wanted)
         present = ", ".join(str(gpu.index) for gpu in sample.inventory) or "none"
-        text = f"gpus names {', '.join(names)}: no such GPU here (there are {present})"
+        text = f"gpus names {', '.join(names)}: no such GPU here (present: {present})"
         if not sample.inventory and not sample.unopened:
             text = NO_GPU_TEXT
         is_none = not select_gpus(sample.inventory, wanted) and (names or text is NO_GPU_TEXT)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from gpusched_client.terms import GpuUuid
+from gpusched_client.terms import UNKNOWN_MODEL, GpuUuid
 
 #: What is wrong with one GPU in one sweep: gone from the bus, not answering as it should, in need
 #: of a reset, or without a memory figure for good.
@@ -313,7 +313,7 @@ def unopened(index: int, fault: Fault, reason: str) -> tuple[GpuInfo, GpuReading
     """A GPU that the driver counts and does not open: its index, and why."""
     uuid = GpuUuid(f"{UNOPENED_PREFIX}{index}")
     reading = GpuReading(uuid, None, None, fault=fault, reason=reason)
-    return GpuInfo(uuid, index, None, "unknown", None), reading
+    return GpuInfo(uuid, index, None, UNKNOWN_MODEL, None), reading
 
 
 class UsedGpu:

@@ -420,3 +420,51 @@ def test_what_a_program_sets_in_its_environment_goes_along(monkeypatch: pytest.M
     environment = job_request(["true"]).environment
     assert environment[b"CLIENT_TEST"] == b"1"
     assert b"HOME" not in environment
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"argv": ["train", 0.1]}, "argv[1]: 0.1 is no text; give it as text, such as '0.1'"),
+        ({"argv": [5]}, "argv[0]: 5 is no text"),
+        ({"argv": ["train", None]}, "argv[1]: None is no text"),
+        ({"argv": ["train\ud800"]}, "argv[0]: 'train\\ud800' is not valid Unicode"),
+        ({"argv": ["train"], "environment": {"RANK": 5}}, "environment.RANK: 5 is no text"),
+        ({"argv": ["train"], "environment": {5: "x"}}, "environment: 5 is no text"),
+        ({"argv": ["train"], "cwd": 5}, "cwd: 5 is no text"),
+        ({"argv": ["train"], "cwd": ""}, "the name of the directory is empty"),
+        ({"shell": 5}, "shell: 5 is no text"),
+        ({"script": "#!/bin/sh\n", "args": "abc"}, "args is 'abc'; give a list of words"),
+        ({"script": "#!/bin/sh\n", "script_path": 5}, "script_path: 5 is no text"),
+    ],
+)
+def test_what_is_no_text_is_invalid_and_named(given: Any, problem: str) -> None:
+    """As numbers among the words of a command, which a program puts together."""
+    with pytest.raises(Invalid) as caught:
+        job_request(**given)
+    assert problem in caught.value.message
+
+
+def test_what_is_no_job_among_many_is_named(serve: Serve) -> None:
+    server = serve({})
+    jobs: Any = [job_request(["true"]), "true"]
+    with Client() as client, pytest.raises(Invalid, match=r"jobs\[1\]: 'true' is no job"):
+        client.submit_many(jobs)
+    assert server.requests == []
+
+
+def test_a_number_that_the_wire_has_no_room_for_is_named(serve: Serve) -> None:
+    serve({})
+    with Client() as client, pytest.raises(Invalid) as caught:
+        client.wait([1, 2**70])
+    text = f"job_ids[1]: {2**70} is outside 64 bits; give a smaller one"
+    assert caught.value.message == text
+
+
+def test_one_user_or_state_may_be_given_without_a_list(serve: Serve) -> None:
+    """Text is a list of letters as well: nobody is called so."""
+    server = serve({"jobs": lambda _: {"jobs": [], "total": 0}})
+    with Client() as client:
+        client.jobs(users="alice", states="PD")
+    (_, params) = server.requests[-1]
+    assert (params["users"], params["states"]) == (["alice"], ["PENDING"])

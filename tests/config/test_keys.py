@@ -261,3 +261,18 @@ def test_check_config_takes_the_daemon_s_options(tmp_path: Path) -> None:
     assert said.output.startswith(path)
     said = CliRunner().invoke(cli, ["--config", path, "--set", "gpus=x", "check-config"])
     assert said.exit_code == 78
+
+
+def test_a_byte_order_mark_is_no_part_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_bytes(b"\xef\xbb\xbf[limits]\nmax_gpus = 3\n")
+    assert config_file.load(path).limits.max_gpus == 3
+
+
+def test_what_is_no_text_is_named_in_words(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot be read: Is a directory; name a file"):
+        config_file.load(tmp_path)
+    path = tmp_path / "config.toml"
+    path.write_bytes(b"[limits]\n\xff")
+    with pytest.raises(ConfigError, match=r"is not UTF-8 \(byte 9\); save it as UTF-8"):
+        config_file.load(path)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gpusched_client.errors import Infeasible, Invalid
+from gpusched_client.terms import UNKNOWN_MODEL
 from gpusched_client.units import MIB
 from gpuschedd.core.admission import admit, seen
 from gpuschedd.core.model import (
@@ -85,6 +86,8 @@ def test_model_that_is_not_here_is_refused_with_those_that_are() -> None:
     assert "this host has sim, small" in refused(Request(1, gpu_model="H100"), MIXED)
     later = seen(MIXED, gpus(4))  # the small cards are gone, and may come back
     assert "this host has sim. Change" in refused(Request(1, gpu_model="H100"), later)
+    unopened = seen(MIXED, [*gpus(4), gpu(4, model=UNKNOWN_MODEL, total_bytes=0)])
+    assert "this host has sim. Change" in refused(Request(1, gpu_model="H100"), unopened)
     assert admit(Request(1, gpu_model="small"), later, POLICY).request.gpus == 1
     assert admit(Request(2, gpu_model="SMALL"), MIXED, POLICY).request.gpus == 2
     assert "this host has 2 of model small" in refused(Request(3, gpu_model="small"), MIXED)
@@ -95,6 +98,8 @@ def test_nvlink_set_larger_than_any_island_is_refused() -> None:
     asked = Request(3, topology=Topology.NVLINK)
     assert "the largest such set here has 2" in refused(asked, linked)
     assert admit(replace(asked, gpus=2), linked, POLICY).note is None
+    apart = seen(Inventory(), gpus(4))
+    assert "joined by NVLink; none are so here. Leave --topology out" in refused(asked, apart)
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,15 @@ def test_whole_job_takes_the_smallest_card_that_suits() -> None:
     assert placed((gpu(0), gpu(1, total_bytes=24 * GIB)), 1) == [1]
 
 
+def test_whole_job_takes_an_empty_card_before_one_with_a_small_stranger_on_it() -> None:
+    beside = gpu(0, foreign_bytes=GIB // 8)
+    assert placed((beside, gpu(1)), 1) == [1]
+    assert placed((beside, gpu(1), gpu(2)), 2) == [1, 2]
+    assert placed((beside, gpu(1)), 2) == [0, 1]
+    isle = (gpu(0, island=0, foreign_bytes=GIB // 8), *(gpu(n, island=0) for n in (1, 2)))
+    assert placed(isle, 1) == [1]
+
+
 def test_whole_job_takes_a_whole_card_before_a_slice_of_one() -> None:
     """Unless it asks for slices, or nothing else is free."""
     part = gpu(0, total_bytes=10 * GIB, is_slice=True, model="A100 MIG 1g.10gb")

@@ -516,3 +516,12 @@ def test_next_change_is_when_the_reservation_becomes_a_promise() -> None:
     made = plan(snapshot_of(gpus(1), [running(1, [0])], [waiting(2, 1)]), policy)
     assert made.promise is None
     assert made.next_change_at_s == 3500.0
+
+
+def test_who_waits_for_gpus_that_the_host_no_longer_has_is_told_which_it_has() -> None:
+    """They are gone, or the configuration leaves them to others: no row says so."""
+    snapshot = snapshot_of(gpus(2), [], [waiting(1, 4), waiting(2, 1, gpu_model="H100")])
+    reasons = plan(snapshot, EXACT).reasons
+    now = "the scheduler has 2 GPUs now (sim)"
+    assert reasons[JobId(1)].text == (f"needs 4 whole GPUs; only 2 of the GPUs can take it: {now}")
+    assert reasons[JobId(2)].text.endswith(f"no GPU can take it: {now}")

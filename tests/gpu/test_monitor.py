@@ -271,6 +271,8 @@ def test_where_one_process_is_allowed_a_stranger_s_keeps_all_jobs_waiting(
         shared = client.submit(["true"], vram="1G", output="/dev/null")
         for job in (whole, shared):
             until_reason(client, job.id, f"pid {other.pid} of", "allows one process only")
+        shown = client.gpus()[0].reason or ""
+        assert (f"pid {other.pid} of" in shown, shown.count("one process only")) == (True, 1)
         other.kill()
         for job in (whole, shared):
             assert client.wait(job.id, timeout_s=30).state is JobState.COMPLETED

@@ -53,6 +53,28 @@ from tests.support.jobs import Host
         b"code: 2, reason: out of memory",
         b"terminate called after throwing an instance of 'c10::OutOfMemoryError'",
         b"ERROR: LoadError: Out of GPU memory trying to allocate 8.000 GiB",
+        b"RuntimeError: Triton Error [CUDA]: out of memory",
+        b"dgl._ffi.base.DGLError: Check failed: e == cudaSuccess: CUDA: out of memory",
+        b"Check failed: error == cudaSuccess (2 vs. 0)  out of memory",
+        b"FATAL ERROR: CUDA error cudaMalloc((void **)pp, sizeofT*len) in file src/CudaUtils.C, "
+        b"function allocate_device_T, line 55 on Pe 0 (node device 0 pci 0:1:0): out of memory",
+        b"cudaMalloc GpuBuffer::Allocate failed out of memory",
+        b"cudaMalloc(&rawptr, n_bytes+DEBUG_GUARD_SIZE*2) failed: out of memory",
+        b"StandardGpuResources: alloc fail type FlatData (cudaMalloc error out of memory [2])",
+        b"call to cuMemAlloc returned error 2: Out of memory",
+        b"0: ALLOCATE: 8589934592 bytes requested; status = 2(out of memory)",
+        b"Error out of memory at line 380 in file /bitsandbytes/csrc/ops.cu",
+        b"MemoryError: std::bad_alloc: out_of_memory: RMM failure at:bridge.hpp: Maximum pool size",
+        b"RuntimeError: cuFFT error: CUFFT_ALLOC_FAILED",
+        b"RuntimeError: cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling",
+        b"cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+        b"[E] [TRT] 1: [defaultAllocator.cpp] Error Code 1: Cuda Runtime (out of memory)",
+        b"[E] [TRT] 2: Error Code 2: OutOfMemory (Requested size was 8589934592 bytes.)",
+        b"cv2.error: (-217:Gpu API call) out of memory in function 'allocate'",
+        b"optix: OPTIX_ERROR_DEVICE_OUT_OF_MEMORY",
+        b"vkAllocateMemory failed: VK_ERROR_OUT_OF_DEVICE_MEMORY",
+        b'Allocation using MemorySpace named "Cuda" failed with the following error: Allocation '
+        b"of size 32 G failed, likely due to insufficient memory.",
     ],
 )
 def test_a_gpu_out_of_memory_is_recognised(line: bytes) -> None:
@@ -70,6 +92,9 @@ def test_a_gpu_out_of_memory_is_recognised(line: bytes) -> None:
         b"InternalError: failed to allocate memory for the queue",
         b"ResourceExhaustedError: {{function_node device:CPU:0}} failed to allocate memory "
         b"[Op:AddV2]",
+        b"error: out of memory at line 3 of input.txt",
+        b'Kokkos: MemorySpace named "Host" failed, likely due to insufficient memory.',
+        b"cudaMalloc went well\nstep 2 failed: out of memory",
         b"429 RESOURCE_EXHAUSTED: Quota exceeded for quota metric",
         b"",
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gpusched_client.terms import UNKNOWN_MODEL
 from gpuschedd.gpu.nvidia.device import Device, MemoryReader, minor_of, text_of
 from gpuschedd.gpu.nvidia.library import GPU_IS_LOST, NO_PERMISSION, Failed, Library
 from gpuschedd.gpu.nvidia.mig import open_slices
@@ -58,7 +59,7 @@ class Identification:
     ) -> dict[str, Any]:
         lib, handle = self._lib, device.handle
         name = lib.ask("nvmlDeviceGetName", handle)
-        model = str(name) if name is not None else "unknown"
+        model = str(name) if name is not None else UNKNOWN_MODEL
         device.pci = lib.ask("nvmlDeviceGetPciInfo", handle)
         numa_memory = lib.ask("nvmlDeviceGetNumaNodeId", handle)
         minor = minor_of(lib, self._memory.proc, device)

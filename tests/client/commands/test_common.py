@@ -90,6 +90,39 @@ def test_it_is_said_once_when_a_private_or_simulated_daemon_answered(
             "No space left on device",
         ),
         (
+            "gctl top 92",
+            ">/dev/full",
+            74,
+            "gctl: what was asked is done, but the answer cannot be written: "
+            "No space left on device",
+        ),
+        (
+            "gctl drain 3 --reason fan",
+            ">/dev/full",
+            74,
+            "gctl: GPU 3 is drained, but the answer cannot be written: No space left on device",
+        ),
+        (
+            "gctl resume 3",
+            "a closed stdout",
+            74,
+            "gctl: GPU 3 is in service again, but the answer cannot be written: "
+            "Bad file descriptor",
+        ),
+        (
+            "gctl gpus release",
+            ">/dev/full",
+            74,
+            "gctl: the driver is released, but the answer cannot be written: "
+            "No space left on device",
+        ),
+        (
+            "gctl reload",
+            "a pipe without a reader",
+            141,
+            "gctl: the configuration is read again, but nobody reads the answer",
+        ),
+        (
             "gsub true",
             "a pipe without a reader",
             141,
@@ -132,6 +165,11 @@ def test_where_the_answer_is_lost_what_was_done_is_said(
             "wait": lambda _: {"jobs": [{"job_id": 92, "state": "COMPLETED"}]},
             "cancel": lambda _: done,
             "update": lambda _: done,
+            "top": lambda _: {"outcome": done["outcomes"][0]},
+            "drain": lambda _: {"gpu": {"uuid": "GPU-3", "index": 3, "state": "drained"}},
+            "resume": lambda _: {"gpu": {"uuid": "GPU-3", "index": 3, "state": "ok"}},
+            "gpus_release": lambda _: {"gpus": []},
+            "reload": lambda _: {"changed": []},
             "jobs": lambda _: {"jobs": [], "total": 0},
         }
     )

@@ -165,3 +165,9 @@ def test_a_refusal_of_the_whole_is_one_line(serve: Serve, run: Any, code: str, s
     serve({"cancel": refuse})
     outcome = run(cli, "7")
     assert (outcome.status, outcome.err) == (status, "gcancel: no\n")
+
+
+def test_an_empty_name_of_a_user_is_refused(run: Any) -> None:
+    """Of a variable that is not set: it is neither all nor nobody."""
+    outcome = run(cli, "-u", "")
+    assert (outcome.status, "names no user" in outcome.err) == (2, True)

@@ -530,3 +530,20 @@ def test_any_locale_can_show_any_name(serve: Serve) -> None:
     result = shell("PYTHONIOENCODING=ascii LC_ALL=C $GQ")
     assert result.returncode == 0
     assert "\\xfc\\u202e\\x1b[31m" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("-u", ""), "names no user"),
+        (("-u", "alice,"), "names no user"),
+        (("-t", ""), "'' is not a job state"),
+    ],
+)
+def test_an_empty_filter_is_not_taken_as_left_out(
+    serve: Serve, run: Any, words: tuple[str, ...], problem: str
+) -> None:
+    """It is a variable that is not set: everybody's jobs were not meant."""
+    serve({"jobs": lambda _: {"jobs": [], "total": 0}})
+    outcome = run(cli, *words)
+    assert (outcome.status, problem in outcome.err) == (2, True), outcome.err

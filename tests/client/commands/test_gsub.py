@@ -664,10 +664,25 @@ def test_a_profile_of_slices_is_sent_so_that_no_whole_gpu_has_it(
         (("--mig", "1g"), "'1g' is not a MIG profile"),
         (("--mig", "1g.10gb", "--gpu-model", "A100"), "--gpu-model and --mig say the same"),
         (("-g", "0", "--mig", "1g.10gb"), "--mig needs a GPU; -g is 0"),
-        (("-g", "0", "--gpu-model", "A100"), "--gpu-model needs a GPU; -g is 0"),
     ],
 )
 def test_a_profile_that_is_none_is_refused_with_the_cure(
+    run: Any, words: tuple[str, ...], text: str
+) -> None:
+    outcome = run(cli, *words, "true")
+    assert (outcome.status, text in outcome.err) == (2, True), outcome.err
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("-g", "0", "--gpu-model", "A100"), "--gpu-model needs a GPU; -g is 0"),
+        (("-g", "0", "--exclusive"), "--exclusive needs a GPU; -g is 0"),
+        (("-g", "0", "--retries", "2"), "--retries needs a GPU; -g is 0"),
+        (("-D", ""), "the name of the directory is empty"),
+    ],
+)
+def test_an_option_that_would_say_nothing_is_refused_with_the_cure(
     run: Any, words: tuple[str, ...], text: str
 ) -> None:
     outcome = run(cli, *words, "true")

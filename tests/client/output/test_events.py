@@ -51,7 +51,7 @@ GIB = 2**30
         (
             "job_over_declaration",
             {"declared_bytes": GIB, "held_bytes": 2 * GIB},
-            "uses 2 GiB of a GPU and had declared 1 GiB",
+            "holds 2 GiB of a GPU now (its use and a buffer) and had declared 1 GiB",
         ),
         ("cancel_requested", {"by": "ann", "reason": "typo"}, "cancel requested by ann: typo"),
         ("signal_requested", {"signal": 10}, "SIGUSR1 sent"),

@@ -32,6 +32,10 @@ def test_a_byte_order_mark_is_stripped_and_the_lines_behind_it_are_read() -> Non
         "#SBATCH\u00a0--gpus=4",
         "#SBATCH\u2013gpus=4",
         "#GSUB: -g 4",
+        "#SBACTH --gpus=4",
+        "#sbtach -G 4",
+        "#GUSB -g 4",
+        "#SLURM --gpus=4",
         "#PBS -l ngpus=4",
         "#BSUB -gpu num=4",
         "#$ -l gpu=4",
@@ -58,6 +62,8 @@ def test_options_behind_the_first_command_are_warned_about_with_its_line() -> No
         "##SBATCH --gpus=4",
         "# run with sbatch --gpus=4",
         "# sbatch this",
+        "# train --gpus=4",
+        "# note -- see the README",
         "# -g 4",
         "#",
         "#GSUBS",
@@ -83,6 +89,11 @@ def test_a_hash_begins_a_comment_only_at_the_begin_of_a_word(
     line: str, options: tuple[str, ...]
 ) -> None:
     assert options_of(line) == options
+
+
+def test_a_line_of_options_that_goes_on_in_the_next_is_refused() -> None:
+    with pytest.raises(Invalid, match=r"f: line 2: a line of options is not continued by"):
+        script_of(b"#!/bin/bash\n#SBATCH --gpus=2 \\\n  --time=5\n", "f")
 
 
 def test_a_first_line_that_ends_in_a_carriage_return_is_refused() -> None:

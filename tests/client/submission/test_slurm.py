@@ -167,6 +167,8 @@ def test_what_is_harmless_is_named(words: str, ignored: list[str]) -> None:
         ("--gres=gpu:a:b:2", "is not understood"),
         ("--gres=gpu:a:1,gpu:b:1", "several kinds of GPUs"),
         ("--gpus=a:1,b:1", "is not understood"),
+        ("--gpus=$N", "is not expanded here"),
+        ("--gres=gpu:${N}", "is not expanded here"),
         ("--gpus=4 --gres=gpu:2", "asks for 2 GPUs and --gpus=4 for 4; keep one of them"),
         ("--gpus=3 --ntasks=2 --gpus-per-task=1", "asks for 2 GPUs and --gpus=3 for 3"),
         ("--gpus-per-socket=1", "needs --sockets-per-node"),

@@ -59,7 +59,7 @@ def test_gpus_left_alone_take_no_job(tmp_path: Path) -> None:
 def test_a_name_that_is_no_gpu_is_pointed_out(tmp_path: Path) -> None:
     """In the log, in the status, beside the GPUs, and in the reason of what waits."""
     with daemon_in(tmp_path, "2x1G", "--gpus", "9") as daemon, daemon.client() as client:
-        text = "gpus names 9: no such GPU here (there are 0, 1)"
+        text = "gpus names 9: no such GPU here (present: 0, 1)"
         assert text in daemon.log.read_text()
         assert text in daemon.run("gctl", "status").stdout
         assert text in daemon.run("gq", "--gpus").stderr
