@@ -15,12 +15,9 @@ from gpusched_client.submission.programs import (
     SHELL_WORDS,
     SHELLS,
     command_behind,
-    first_command,
     interpreter_for,
     is_wrapper,
-    line_argument,
     script_argument,
-    word_of_bash,
 )
 from gpusched_client.submission.script import (
     BYTE_ORDER_MARK,
@@ -38,7 +35,6 @@ _INTERPRETERS_MAX = 4  # the kernel's, of scripts whose interpreter is a script
 _HEAD_BYTES = 4096
 _ELF = b"\x7fELF"
 _PT_INTERP = 3
-_SYNTAX_CHECK_S = 5.0
 
 
 def check_request(request: JobRequest) -> None:
@@ -110,7 +106,6 @@ class _Program:
                 self._check_text(request.script, source)
         elif request.shell is not None:
             self._check_text(request.shell, b"the shell line")
-            self._check_line(request.shell, b"/bin/sh")
         elif request.argv is not None:
             self._check_command(request.argv)
 
@@ -128,8 +123,6 @@ class _Program:
         elif is_wrapper(name):
             if behind := command_behind(name, rest):
                 self._check_command(behind)
-        elif line := line_argument(name, rest):
-            self._check_line(line, program)
         elif script := script_argument(name, rest):
             self._check_script_argument(name, script)
 
@@ -240,32 +233,6 @@ class _Program:
                 )
             return (word, *left)
         return ()
-
-    def _check_line(self, line: bytes, shell: bytes) -> None:
-        """What a shell says of the line without running it, and the command that it begins with."""
-        import subprocess
-
-        try:
-            said = subprocess.run(
-                [shell, b"-n", b"-c", line],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=_SYNTAX_CHECK_S,
-                check=False,
-            )
-        except (OSError, subprocess.TimeoutExpired):
-            return
-        if said.returncode and (first := said.stderr.strip().split(b"\n", 1)[0]):
-            raise _refused(f"the shell line is not understood: {shown(first)}")
-        if word := word_of_bash(line, os.path.realpath(shell)):
-            other = ", or . FILE with a path" if word == b"source" else ""
-            raise _refused(
-                f"{shown(word)} is a word of bash, which {shown(shell)} does not know; "
-                f"write bash -c LINE{other}"
-            )
-        words = first_command(line)
-        if words:
-            self._check_command(words)
 
     def _check_text(self, content: bytes, source: bytes) -> None:
         """A shell takes the CR of a Windows file as a part of the last word of each line."""

@@ -12,21 +12,12 @@ SHELL_WORDS = frozenset(
     | {b"declare", b"ulimit", b"umask", b"pushd", b"popd", b"eval", b"exec", b"builtin"}
     | {b"if", b"for", b"while", b"until", b"case", b"function", b"{", b"(", b"!", b"[["}
 )
-_BUILTINS = SHELL_WORDS | frozenset(
-    b": [ bg break command continue echo exit false fc fg getopts hash help history jobs kill let "
-    b"printf pwd read readonly return select shift sleep test then time times trap true type "
-    b"typeset wait do done else elif fi esac dirs disown enable mapfile readarray logout suspend "
-    b"caller bind compgen complete compopt".split()
-)
-_BASHS_OWN = frozenset(b"source pushd popd shopt declare typeset function let mapfile [[".split())
-_SMALL_SHELLS = frozenset({b"dash", b"busybox", b"posh"})
 _INTERPRETERS = {
     b".py": "python3", b".sh": "bash", b".bash": "bash", b".R": "Rscript", b".r": "Rscript",
     b".jl": "julia", b".pl": "perl", b".js": "node", b".rb": "ruby", b".lua": "lua",
 }  # fmt: skip
 SHELLS = frozenset({b"bash", b"sh", b"dash", b"zsh", b"ksh"})
 _LAUNCHERS = frozenset({b"torchrun", b"accelerate", b"deepspeed"})  # of Python's scripts
-_PLAIN = rb"[A-Za-z0-9_./+:@%,=-]+"
 
 
 class _Options(NamedTuple):
@@ -130,36 +121,3 @@ def script_argument(name: bytes, words: tuple[bytes, ...]) -> bytes | None:
     known = _PYTHON if is_pythons(name) else _SHELL if name in SHELLS else _OTHERS.get(name)
     behind = known.behind(words) if known is not None else ()
     return behind[0] if behind and behind[0] not in (b"-", b"") else None
-
-
-def line_argument(name: bytes, words: tuple[bytes, ...]) -> bytes | None:
-    """The line of `bash -c LINE`; a login shell finds its programs in places of its own."""
-    if name in SHELLS and len(words) > 1 and re.fullmatch(rb"-[eux]*c", words[0]):
-        return words[1]
-    return None
-
-
-def word_of_bash(line: bytes, shell: bytes) -> bytes | None:
-    """The word of bash with which a line begins, where the shell, by its real name, has none."""
-    words = line.split(None, 1)
-    is_small = os.path.basename(shell) in _SMALL_SHELLS
-    return words[0] if is_small and words and words[0] in _BASHS_OWN else None
-
-
-def first_command(line: bytes) -> tuple[bytes, ...]:
-    """The words with which a shell line begins, where they are a program's as they stand.
-
-    Nothing for a word of the shell, one that the shell makes another of, or a command that may fail
-    (`a || b`). Behind a sign that means something to the shell, the rest is left away.
-    """
-    found = re.match(rb"[ \t\n]*((?:" + _PLAIN + rb"[ \t]+)*)(" + _PLAIN + rb")?", line)
-    assert found is not None, "all of it may be missing"
-    words = found[1].split()
-    if line[found.end() :].lstrip(b" \t").startswith(b"||"):
-        return ()
-    if found[2] is not None and line[found.end() : found.end() + 1] in b"\n;&|<>":
-        words.append(found[2])
-    while words and re.match(rb"[A-Za-z_]\w*=", words[0]):
-        if words.pop(0).startswith(b"PATH="):
-            return ()
-    return () if not words or words[0] in _BUILTINS else tuple(words)

@@ -16,7 +16,6 @@ import pytest
 
 from gpusched_client import Client, job_request
 from gpusched_client.errors import Invalid
-from gpusched_client.submission.programs import word_of_bash
 from tests.client.fake_server import FakeServer, Handler
 
 NOBODY = 65_534  # any uid that is not root's
@@ -96,8 +95,6 @@ def refusal(argv: list[str] | None = None, **keywords: Any) -> str:
         (["env", "-u", "A", "B=1", "python3", "trian.py"], "did you mean ./train.py?"),
         (["python3", "-X", "dev", "-W", "ignore", "trian.py"], "did you mean ./train.py?"),
         (["perl", "-w", "gone.pl"], "perl will not find gone.pl"),
-        (["bash", "-ec", "python99 train.py"], "python99 is not in PATH"),
-        (["sh", "-c", "if then"], "the shell line is not understood"),
     ],
 )
 @pytest.mark.usefixtures("here")
@@ -169,26 +166,10 @@ def test_a_scripts_interpreter_is_looked_up_and_its_lines_end_as_a_shell_expects
 
 
 @pytest.mark.parametrize(
-    ("line", "cure"),
-    [
-        ("python99 train.py > log", "python99 is not in PATH"),
-        ("conda activate x && python3 train.py", "a function of your shell"),
-        ("A=1 B=2 python3 trian.py; ls", "did you mean ./train.py?"),
-        ("python3 trian.py | tee log", "did you mean ./train.py?"),
-        ("\n  nice -n 5 python99\n", "python99 is not in PATH"),
-        ("for i in 1 2; do python3 train.py", "the shell line is not understood"),
-        ("echo 'a", "the shell line is not understood"),
-    ],
-)
-@pytest.mark.usefixtures("here")
-def test_a_shell_line_whose_first_command_would_not_start_is_refused(line: str, cure: str) -> None:
-    """It is looked up as a command is; what follows is the shell's business."""
-    assert cure in refusal(shell=line)
-
-
-@pytest.mark.parametrize(
     "line",
     [
+        "nothing at all",
+        "if then",
         "ls && nothing at all",
         "nothing || ls",
         "nothing() { ls; }; nothing",
@@ -205,8 +186,9 @@ def test_a_shell_line_whose_first_command_would_not_start_is_refused(line: str, 
     ],
 )
 @pytest.mark.usefixtures("here")
-def test_what_a_shell_line_does_later_or_otherwise_is_left_to_the_shell(line: str) -> None:
+def test_a_shell_line_is_left_to_the_shell(line: str) -> None:
     assert job_request(shell=line, check=True).checked
+    assert job_request(["bash", "-c", line], check=True).checked
 
 
 @pytest.mark.parametrize(
@@ -326,26 +308,3 @@ def test_submit_in_python_looks_only_where_it_is_told_to(serve: Serve) -> None:
         assert client.submit(["true"], check=True).id == 1
     jobs = [params["jobs"][0] for _, params in server.requests]
     assert [job.get("checked", False) for job in jobs] == [False, True]
-
-
-@pytest.mark.parametrize(
-    ("line", "shell", "word"),
-    [
-        (b"source venv/bin/activate && ls", b"/bin/dash", b"source"),
-        (b" pushd /tmp", b"/usr/bin/busybox", b"pushd"),
-        (b"source venv/bin/activate", b"/usr/bin/bash", None),
-        (b". venv/bin/activate", b"/bin/dash", None),
-        (b"", b"/bin/dash", None),
-    ],
-)
-def test_a_word_of_bash_is_none_of_a_smaller_shell(
-    line: bytes, shell: bytes, word: bytes | None
-) -> None:
-    assert word_of_bash(line, shell) == word
-
-
-@pytest.mark.skipif(os.path.realpath("/bin/sh") != "/usr/bin/dash", reason="/bin/sh is another")
-def test_a_shell_line_that_begins_with_a_word_of_bash_is_refused_with_the_cure() -> None:
-    cure = "source is a word of bash, which /bin/sh does not know; write bash -c LINE, or . FILE"
-    assert cure in refusal(shell="source venv/bin/activate && python3 train.py")
-    assert job_request(["bash", "-c", "source venv/bin/activate"], check=True).checked
