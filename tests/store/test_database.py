@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import sqlite3
 from collections.abc import Callable
 from dataclasses import replace
@@ -252,6 +253,20 @@ def test_an_unusable_database_ends_the_daemon_with_78_and_the_next_step(
     said = daemon.log_tail()
     assert "backup" in said
     assert "Traceback" not in said
+
+
+def test_a_disk_that_takes_no_more_of_a_file_is_tried_again_and_accuses_no_content(
+    tmp_path: Path,
+) -> None:
+    """As one that fails: SQLite has one word for both, and neither asks for a backup at once."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64 * 2**10, limits[1]))
+    try:
+        with pytest.raises(StoreFull, match=r"takes no larger file \(ulimit -f"):
+            Store.open(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    Store.open(tmp_path).close()
 
 
 @pytest.mark.parametrize(
