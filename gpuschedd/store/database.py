@@ -432,7 +432,7 @@ def copy_database(source: Path, target: Path) -> None:
             db.execute("PRAGMA query_only = ON")
             backup_to(db, target)
     except sqlite3.Error as error:
-        raise StoreFull(str(error)) from error
+        raise _passing(error, source) or StoreFull(f"{error}; free some space there") from error
 
 
 def backup_to(db: sqlite3.Connection, target: Path) -> None:

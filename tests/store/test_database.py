@@ -13,7 +13,7 @@ import pytest
 from gpusched_client.terms import Cause, GpuUuid, JobId, JobState
 from gpuschedd.core.job import CancelOrder, Gone, Job, Placed, Started, advance
 from gpuschedd.core.model import Grant, Request
-from gpuschedd.store import migrations
+from gpuschedd.store import database, migrations
 from gpuschedd.store.checks import Checker, looked_at
 from gpuschedd.store.database import (
     DATABASE_NAME,
@@ -21,6 +21,7 @@ from gpuschedd.store.database import (
     StoreBusy,
     StoreFull,
     StoreUnusable,
+    connect,
     copy_database,
 )
 from gpuschedd.store.history import History
@@ -152,6 +153,18 @@ def test_who_reads_makes_no_database(tmp_path: Path) -> None:
     with pytest.raises(StoreFull):
         copy_database(path, tmp_path / "copy")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_copy_that_cannot_be_made_names_what_is_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More room on the disk would not help who has no descriptor left."""
+    Store.open(tmp_path).close()
+    path = tmp_path / DATABASE_NAME
+    monkeypatch.setattr(database, "DESCRIPTORS_NEEDED", 10**6)
+    monkeypatch.setattr(database, "backup_to", lambda *_: connect(tmp_path / "none"))
+    with pytest.raises(StoreFull, match="may open no more files for now"):
+        copy_database(path, tmp_path / "copy")
 
 
 def test_a_migration_makes_a_backup_and_is_recorded(
