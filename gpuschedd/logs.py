@@ -6,6 +6,7 @@ import asyncio
 import atexit
 import logging
 import os
+import select
 import sys
 from collections import deque
 from typing import Any, TextIO
@@ -90,8 +91,53 @@ def log_formatter(stream: TextIO) -> logging.Formatter:
     return OneLine("%(asctime)s %(levelname)s %(message)s")
 
 
+class UnreadHandler(logging.StreamHandler[TextIO]):
+    """To a stream that may have a reader, for whom nobody waits: a full pipe would stop the daemon.
+
+    What does not fit is dropped, and counted in the next line that does.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        self._dropped = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write it, or count it."""
+        if self._dropped and self._takes_more():
+            dropped, self._dropped = self._dropped, 0
+            log.warning("log_lines_dropped lines=%d text=nobody had read the log", dropped)
+        if self._takes_more():
+            super().emit(record)
+        else:
+            self._dropped += 1
+
+    def _takes_more(self) -> bool:
+        """Whether a line can be written at once. A file's end is always open."""
+        try:
+            descriptor = self.stream.fileno()
+        except (OSError, ValueError):
+            return True
+        poll = select.poll()
+        poll.register(descriptor, select.POLLOUT)
+        return bool(poll.poll(0))
+
+
+def fill_standard_streams() -> None:
+    """Make 0, 1 and 2 lead somewhere where the daemon was started without them.
+
+    Or the database would be the next file that is opened, and stderr's lines would go into it.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    sys.stdin = sys.stdin or os.fdopen(0, closefd=False)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+
+
 def set_up_logging() -> None:
     """To stderr, from level INFO."""
-    to_stderr = logging.StreamHandler(sys.stderr)
+    fill_standard_streams()
+    to_stderr = UnreadHandler(sys.stderr)
     to_stderr.setFormatter(log_formatter(sys.stderr))
     logging.basicConfig(level=logging.INFO, handlers=[to_stderr])

@@ -244,12 +244,23 @@ def backup(file: str, force: bool) -> int:
     if target.exists() and not force:
         raise Conflict(f"{target} exists; choose another name, or replace it with --force")
     with _client() as client:
+        if target.exists():
+            _require_other(target, client.status().database)
         size = _write(target, client)
     note_done(f"{target} is written")
     from gpusched_client.units import bytes_text
 
     print_out(f"{target}: {bytes_text(size)}\n")
     return 0
+
+
+def _require_other(target: Path, database: str) -> None:
+    """Raises Conflict: the daemon would end, without what was committed meanwhile."""
+    from gpusched_client.errors import Conflict
+
+    for each in (database, f"{database}-wal", f"{database}-shm"):
+        if os.path.exists(each) and os.path.samefile(target, each):
+            raise Conflict(f"{target} is in use by the daemon; choose another name")
 
 
 def _write(target: Path, client: Client) -> int:

@@ -99,9 +99,7 @@ class Backups:
             copy_database(self._database, path)
         except (StoreFull, OSError) as error:
             path.unlink(missing_ok=True)
-            raise StorageError(
-                f"no copy can be made beside the database: {error}; free some space there"
-            ) from error
+            raise StorageError(f"no copy can be made beside the database: {error}") from error
         return path.stat().st_size
 
     def _drop(self, backup_id: str) -> None:

@@ -58,7 +58,7 @@ class RecentErrors(logging.Handler):
             return
         if word in _HARMLESS:
             return
-        if record.exc_info is not None and record.exc_info[1] is not None:
+        if record.exc_info and record.exc_info[1] is not None:  # False is kept as it was given
             text += f": {record.exc_info[1]!r}"
         self.kept.append(LoggedProblem(at_s=record.created, text=text[:ERROR_CHARS_MAX]))
 

@@ -177,8 +177,7 @@ class JobDir:
         Raises JobDirExists, or OSError where the disk does not take it.
         """
         job_dir = cls(jobs_root / spec.label)
-        job_dir._make()
-        dir_fd = job_dir._open_fd()
+        dir_fd = job_dir._made()
         try:
             job_dir._write_spec(dir_fd, spec)
         finally:
@@ -245,8 +244,7 @@ class JobDir:
         """
         if (taken := self.claim()) is not None:
             return taken
-        self._make()
-        dir_fd = self._open_fd()
+        dir_fd = self._made()
         try:
             records.Draft(dir_fd, records.CLAIM).link(records.encode(_own_claim()))
         finally:
@@ -279,13 +277,15 @@ class JobDir:
 
     def remove(self) -> None:
         """Remove the directory and the script. Only after the final state is durable elsewhere."""
+        with contextlib.suppress(FileNotFoundError):
+            os.close(self._open_own_fd())
         with contextlib.suppress(JobDirCorrupt):
             self._remove_script()
         # The spec first: a directory without it starts nothing.
         with contextlib.suppress(FileNotFoundError):
             (self.path / records.SPEC).unlink(missing_ok=True)
             for entry in self._entries():
-                entry.unlink(missing_ok=True)
+                _remove_entry(entry)
             self.path.rmdir()
 
     def _remove_script(self) -> None:
@@ -299,19 +299,33 @@ class JobDir:
             raise JobDirError(f"{self.path} holds {len(found)} files; at most {FILES_MAX} are ours")
         return found
 
-    def _make(self) -> None:
+    def _made(self) -> int:
+        """Its descriptor, whether it was there or not. Raises JobDirError or OSError."""
         with contextlib.suppress(FileExistsError):
             self.path.mkdir(mode=0o700)
-        self.path.chmod(0o700)  # whatever the umask made of it
+        dir_fd = self._open_own_fd()
+        try:
+            os.fchmod(dir_fd, 0o700)  # whatever the umask made of it
+        except OSError:
+            os.close(dir_fd)
+            raise
+        return dir_fd
 
     def _open_fd(self) -> int:
         return records.open_directory(self.path.as_posix())
 
+    def _open_own_fd(self) -> int:
+        """For what is written or removed. Raises JobDirError where something else has the name."""
+        try:
+            return self._open_fd()
+        except NotADirectoryError as error:
+            raise JobDirError(f"{self.path} is not a directory; it is left alone") from error
+
     def _read(self, name: str) -> dict[str, Any] | None:
         try:
             dir_fd = self._open_fd()
-        except FileNotFoundError:
-            return None
+        except (FileNotFoundError, NotADirectoryError):
+            return None  # removed, or something else put in its place
         try:
             return records.read_record(dir_fd, name)
         except ValueError as error:
@@ -361,6 +375,13 @@ def _runtime_types(hint: Any) -> Iterator[type]:
     else:
         for part in get_args(hint):
             yield from _runtime_types(part)
+
+
+def _remove_entry(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except IsADirectoryError:
+        path.rmdir()
 
 
 def _sync_directory(path: Path) -> None:

@@ -195,8 +195,11 @@ class Runner:
             try:
                 await self._parts.in_thread(lambda: job_dir.write_orders(orders))
                 pidfd = await self._attach(tracked)
-            except FileNotFoundError:
-                return  # the attempt is over
+            except (FileNotFoundError, NotADirectoryError) as error:
+                # The attempt is over; or its directory was taken away, and obedience ends it.
+                if tracked.pidfd is not None:
+                    log.warning("orders_lost job=%d attempt=%d error=%s", *tracked.key, error)
+                return
             except OSError as error:
                 log.warning("orders_failed job=%d attempt=%d error=%s", *tracked.key, error)
                 await asyncio.sleep(launches.ROOM_PAUSE_S)
@@ -334,7 +337,9 @@ class Runner:
         self.look(tracked.key)
 
     async def _stop(self, tracked: Tracked) -> None:
-        claim = await self._parts.in_thread(self._parts.dir_of(tracked.key).claim)
+        claim = tracked.claim  # the directory may be gone, or no longer say it
+        if claim is None:
+            claim = await self._parts.in_thread(self._parts.dir_of(tracked.key).claim)
         if claim is not None and not tracked.over:
             log.warning("supervisor_stopped job=%d attempt=%d", *tracked.key)
             await self._parts.in_thread(lambda: self.launcher.stop(claim))

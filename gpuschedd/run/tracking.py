@@ -32,6 +32,7 @@ class Tracked:
     ordering: asyncio.Task[None] | None = None  # the last order that is being published
     pidfd: int | None = None  # of the live supervisor
     supervisor: tuple[int, Supervisor] | None = None  # its pid, and who it is
+    claim: Claim | None = None  # that the live supervisor took
 
     def verdict(self, seen: Observation | None) -> Recovery:
         """By the table; processes count as left until somebody has looked for them."""
@@ -55,7 +56,7 @@ class Tracked:
 
     def watch(self, pidfd: int, claim: Claim, ended: Callable[[], None]) -> None:
         """The live supervisor that took the claim; `ended` is called once it is dead."""
-        self.pidfd, self.claimed = pidfd, True
+        self.pidfd, self.claim, self.claimed = pidfd, claim, True
         self.watched_since_s = asyncio.get_running_loop().time()
         job_id, attempt = self.key
         self.supervisor = (claim.pid, Supervisor(job_id, claim.start_ticks, attempt))
@@ -63,7 +64,8 @@ class Tracked:
 
     def unwatch(self) -> None:
         """The supervisor is dead, or the attempt over."""
-        pidfd, self.pidfd, self.supervisor = self.pidfd, None, None
+        pidfd, self.pidfd = self.pidfd, None
+        self.supervisor = self.claim = None
         if pidfd is not None:
             asyncio.get_running_loop().remove_reader(pidfd)
             os.close(pidfd)

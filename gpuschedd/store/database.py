@@ -29,6 +29,7 @@ WAL_PAGES = 250  # 1 MiB: on a small disk it must not take the room that the dat
 CHECKED_AT_START_BYTES_MAX = 128 * 2**20  # a larger one is checked beside the service (`checks`)
 _HEADER_BYTES = 100  # of every SQLite file
 _PASSING_ERRNOS = STORAGE_ERRNOS | SHORT_ERRNOS | {errno.EROFS}
+_WRONG_CONTENT = frozenset({sqlite3.SQLITE_IOERR_SHORT_READ, sqlite3.SQLITE_IOERR_CORRUPTFS})
 _DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 
 
@@ -111,6 +112,12 @@ def typed_opening(path: Path) -> Iterator[None]:
     except sqlite3.Error as error:
         if (passing := _passing(error, path)) is not None:
             raise type(passing)(f"{path}: {passing}") from error
+        if _is_of_disk(error):
+            raise StoreFull(
+                f"{path}: {error}. Its disk failed, or takes no larger file (ulimit -f, "
+                "LimitFSIZE); where a later start says it again, look at the disk, then restore a "
+                "backup"
+            ) from error
         raise StoreUnusable(unusable_text(path, error)) from error
     except MemoryError as error:
         raise StoreFull(f"{path}: there is not enough memory to read it") from error
@@ -162,6 +169,12 @@ def connect(path: Path, *, is_new: bool = False) -> sqlite3.Connection:
 def _sqlite_code(error: sqlite3.Error) -> int:
     """SQLite's extended result code, 0 where the binding gives none."""
     return getattr(error, "sqlite_errorcode", 0) or 0
+
+
+def _is_of_disk(error: sqlite3.Error) -> bool:
+    """Whether the system failed to read or write, which says nothing of what is there."""
+    code = _sqlite_code(error)
+    return code & 0xFF == sqlite3.SQLITE_IOERR and code not in _WRONG_CONTENT
 
 
 def _passing(error: sqlite3.Error, path: Path | None = None) -> StoreFull | None:
@@ -419,7 +432,7 @@ def copy_database(source: Path, target: Path) -> None:
             db.execute("PRAGMA query_only = ON")
             backup_to(db, target)
     except sqlite3.Error as error:
-        raise StoreFull(str(error)) from error
+        raise _passing(error, source) or StoreFull(f"{error}; free some space there") from error
 
 
 def backup_to(db: sqlite3.Connection, target: Path) -> None:

@@ -212,7 +212,11 @@ class Child:
         try:
             os.chdir(self._spec.cwd)
         except (OSError, ValueError) as error:
-            raise lost_or_wrong(f"directory {display(self._spec.cwd)}", error) from error
+            place = f"directory {display(self._spec.cwd)}"
+            if isinstance(error, OSError) and error.errno == errno.ELOOP:
+                # Of a link that is being replaced, or an automount: no path is one by itself.
+                raise EnvironmentLost(place, reason_of(error)) from error
+            raise lost_or_wrong(place, error) from error
 
     def _open_logs(self) -> list[list[int] | None]:
         truncate = self._spec.attempt == 1

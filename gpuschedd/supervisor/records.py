@@ -6,9 +6,11 @@ keys that end in `_b`. The daemon reads and writes them with the same functions.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
+import stat
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -65,13 +67,22 @@ def decode(data: bytes) -> dict[str, Any]:
 
 
 def read_file(dir_fd: int, name: str, bytes_max: int = RECORD_BYTES_MAX) -> bytes | None:
-    """A file of the job directory, None where it is absent; ValueError where it is too large."""
+    """A file of the job directory, None where it is absent; ValueError where it cannot be one."""
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a FIFO would be waited for
     try:
-        fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=dir_fd)
+        fd = os.open(name, flags, dir_fd=dir_fd)
     except FileNotFoundError:
         return None
-    with open(fd, "rb", buffering=0) as file:
-        data = read_all(file.fileno(), bytes_max + 1)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENXIO):  # a link, a socket
+            raise
+        raise ValueError(f"{name} is not a file") from error
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise ValueError(f"{name} is not a file")
+        data = read_all(fd, bytes_max + 1)
+    finally:
+        os.close(fd)
     if len(data) > bytes_max:
         raise ValueError(f"{name} has more than {bytes_max} bytes")
     return data

@@ -68,7 +68,14 @@ class SignalQueue:
     """Signals as a descriptor: blocked, so none is lost and none interrupts."""
 
     ACCEPTED = frozenset({signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1})
-    IGNORED = frozenset({signal.SIGHUP, signal.SIGUSR2, signal.SIGPIPE, signal.SIGQUIT})
+    #: Whatever else would end us and says nothing of the job; its child takes them all back.
+    IGNORED = frozenset(
+        {
+            *(signal.SIGHUP, signal.SIGUSR2, signal.SIGPIPE, signal.SIGQUIT, signal.SIGALRM),
+            *(signal.SIGVTALRM, signal.SIGPROF, signal.SIGIO, signal.SIGPWR, signal.SIGXCPU),
+            *(signal.SIGXFSZ, *range(signal.SIGRTMIN, signal.SIGRTMAX + 1)),
+        }
+    )
     _INFO_BYTES = 128
 
     def __init__(self) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import logging
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -94,3 +96,17 @@ def test_many_faults_are_told_in_few_lines(tmp_path: Path) -> None:
 )
 def test_a_job_that_nothing_of_the_host_s_keeps_is_no_problem(tmp_path: Path, job: Job) -> None:
     assert problems(tmp_path, job) == []
+
+
+def test_a_warning_is_kept_whether_it_asks_for_a_traceback_or_not() -> None:
+    """A log that raises would end the work that only wanted to tell of a fault."""
+    log, errors = logging.Logger("trial"), RecentErrors()
+    log.addHandler(errors)
+    try:
+        raise OSError(errno.EMFILE, "Too many open files")
+    except OSError:
+        for exc_info in (False, True, None):
+            log.warning("look_failed", exc_info=exc_info)
+    log.warning("look_failed", exc_info=True)
+    told = "look_failed: OSError(24, 'Too many open files')"
+    assert [each.text for each in errors.kept] == ["look_failed", told, *["look_failed"] * 2]

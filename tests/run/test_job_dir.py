@@ -7,14 +7,24 @@ import math
 import os
 import stat
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from gpusched_client.terms import JobId
 from gpuschedd.core.attempt import Cancel, Claim, Orders
-from gpuschedd.run.job_dir import JobDir, JobDirCorrupt, JobDirExists, abandoned_in, is_claim_alive
+from gpuschedd.run.fencing import fence_once
+from gpuschedd.run.job_dir import (
+    JobDir,
+    JobDirCorrupt,
+    JobDirError,
+    JobDirExists,
+    abandoned_in,
+    is_claim_alive,
+)
 from gpuschedd.supervisor import procfs
 from gpuschedd.supervisor.procfs import boot_id, process_stat
 from tests.support.jobs import Host
@@ -108,6 +118,45 @@ def test_a_corrupt_record_is_said_to_be_so(job: JobDir, content: bytes) -> None:
     (job.path / "claim").write_bytes(content)
     with pytest.raises(JobDirCorrupt, match="claim cannot be understood"):
         job.claim()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        os.mkfifo,
+        os.mkdir,
+        lambda path: os.symlink("elsewhere", path),
+        lambda path: os.mknod(path, stat.S_IFSOCK | 0o600),
+    ],
+    ids=["fifo", "directory", "link", "socket"],
+)
+def test_what_is_no_file_is_no_record_and_is_not_waited_for(
+    job: JobDir, make: Callable[[Path], None]
+) -> None:
+    make(job.path / "ended")
+    with pytest.raises(JobDirCorrupt, match="ended cannot be understood: ended is not a file"):
+        job.observe()
+    job.remove()
+    assert not job.path.exists()
+
+
+def test_what_took_the_place_of_a_directory_is_neither_followed_nor_removed(
+    host: Host, job: JobDir
+) -> None:
+    """As if the directory were gone; nothing can be launched or fenced in it."""
+    spec = job.spec()
+    assert spec is not None
+    moved = job.path.rename(host.jobs_root / "moved")
+    job.path.symlink_to(moved)
+    moved.chmod(0o755)
+    assert job.observe() == (None, False, None, None, None)
+    for work in (job.fence, job.remove, lambda: JobDir.create(host.jobs_root, spec)):
+        with pytest.raises(JobDirError, match="is not a directory; it is left alone"):
+            work()
+    assert job.path.is_symlink()
+    assert [entry.name for entry in moved.iterdir()] == ["spec"]
+    assert stat.S_IMODE(moved.stat().st_mode) == 0o755
+    assert fence_once(host.jobs_root, (JobId(job.job_id), job.attempt)) is None
 
 
 def test_orders_come_back_and_replace_each_other(job: JobDir) -> None:

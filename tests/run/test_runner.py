@@ -356,3 +356,31 @@ def test_a_supervisor_that_hangs_in_its_set_up_is_ended_by_the_slow_clock(
         await asyncio.wait_for(stopped.wait(), 30)
 
     trial.run(launcher, story)
+
+
+def test_a_supervisor_whose_directory_was_taken_away_is_ended_all_the_same(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It can read no orders there; who it is was known before."""
+    trial.is_full = False
+    _claim_alive(trial.place)
+    launcher = StubLauncher()
+    stopped: asyncio.Queue[Claim] = asyncio.Queue()
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    def stop(claim: Claim) -> None:
+        loops[0].call_soon_threadsafe(stopped.put_nowait, claim)
+
+    monkeypatch.setattr(launcher, "stop", stop)
+
+    async def story(runner: Runner) -> None:
+        loops.append(asyncio.get_running_loop())
+        await runner.recover(KEY, os.getuid(), ORDERS, ran=True)
+        (trial.place / "7.1").rename(trial.place / "moved")
+        (trial.place / "7.1").symlink_to(trial.place / "moved")
+        runner.order(KEY, ORDERS)
+        await runner.delivered([KEY])
+        runner.stop_disobedient(KEY)
+        assert (await asyncio.wait_for(stopped.get(), 30)).pid == os.getpid()
+
+    trial.run(launcher, story)

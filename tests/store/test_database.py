@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import sqlite3
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,7 +13,7 @@ import pytest
 from gpusched_client.terms import Cause, GpuUuid, JobId, JobState
 from gpuschedd.core.job import CancelOrder, Gone, Job, Placed, Started, advance
 from gpuschedd.core.model import Grant, Request
-from gpuschedd.store import migrations
+from gpuschedd.store import database, migrations
 from gpuschedd.store.checks import Checker, looked_at
 from gpuschedd.store.database import (
     DATABASE_NAME,
@@ -20,6 +21,7 @@ from gpuschedd.store.database import (
     StoreBusy,
     StoreFull,
     StoreUnusable,
+    connect,
     copy_database,
 )
 from gpuschedd.store.history import History
@@ -153,6 +155,18 @@ def test_who_reads_makes_no_database(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_copy_that_cannot_be_made_names_what_is_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More room on the disk would not help who has no descriptor left."""
+    Store.open(tmp_path).close()
+    path = tmp_path / DATABASE_NAME
+    monkeypatch.setattr(database, "DESCRIPTORS_NEEDED", 10**6)
+    monkeypatch.setattr(database, "backup_to", lambda *_: connect(tmp_path / "none"))
+    with pytest.raises(StoreFull, match="may open no more files for now"):
+        copy_database(path, tmp_path / "copy")
+
+
 def test_a_migration_makes_a_backup_and_is_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,6 +266,20 @@ def test_an_unusable_database_ends_the_daemon_with_78_and_the_next_step(
     said = daemon.log_tail()
     assert "backup" in said
     assert "Traceback" not in said
+
+
+def test_a_disk_that_takes_no_more_of_a_file_is_tried_again_and_accuses_no_content(
+    tmp_path: Path,
+) -> None:
+    """As one that fails: SQLite has one word for both, and neither asks for a backup at once."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64 * 2**10, limits[1]))
+    try:
+        with pytest.raises(StoreFull, match=r"takes no larger file \(ulimit -f"):
+            Store.open(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    Store.open(tmp_path).close()
 
 
 @pytest.mark.parametrize(

@@ -178,6 +178,7 @@ def test_a_fifo_in_place_of_the_program_is_not_waited_for(host: Host) -> None:
         ({"error": b"fifo"}, "setup", "error fifo: a FIFO that nobody reads"),
         ({"cwd": b"/no/such"}, "environment", "directory /no/such: No such file"),
         ({"cwd": b"/dev/null"}, "environment", "Not a directory (ENOTDIR)"),
+        ({"cwd": b"loop"}, "environment", "Too many levels of symbolic links (ELOOP)"),
         ({"output": b"a\0b"}, "setup", "null character"),
     ],
 )
@@ -186,6 +187,9 @@ def test_a_failed_set_up_says_why(
 ) -> None:
     """What may be there in a moment is told from what is wrong whenever it is tried."""
     os.mkfifo(host.work / "fifo")
+    (host.work / "loop").symlink_to("loop")
+    if "cwd" in changes:
+        changes = {"cwd": os.path.join(os.fsencode(host.work), changes["cwd"])}
     job = host.sh("echo ran > ran", **changes)
     end = host.wait_exit(job)
     assert (end.code, end.signal, end.cause) == (None, None, cause)

@@ -120,6 +120,25 @@ def test_term_to_the_supervisor_stops_the_job(host: Host) -> None:
     assert host.wait_exit(job).cause == "stopped"
 
 
+@pytest.mark.parametrize(
+    "signum",
+    [
+        *(signal.SIGHUP, signal.SIGALRM, signal.SIGPROF, signal.SIGIO, signal.SIGPWR),
+        *(signal.SIGXCPU, signal.SIGRTMIN, signal.SIGRTMAX),
+    ],
+)
+def test_a_stray_signal_to_the_supervisor_ends_nothing(host: Host, signum: int) -> None:
+    """Without it nobody would know how the job ended; the job itself has all signals again."""
+    os.mkfifo(host.work / "fifo")
+    job = host.sh("echo up; read line < fifo; kill -PROF $$")
+    host.wait_output(job, b"up")
+    claim = job.claim()
+    assert claim is not None
+    os.kill(claim.pid, signum)
+    (host.work / "fifo").write_text("go on\n")
+    assert host.wait_exit(job).signal == signal.SIGPROF
+
+
 def test_numbered_signals_arrive_once_each(host: Host) -> None:
     line = "trap 'echo usr1' USR1; trap 'echo usr2; exit 0' USR2; echo up; "
     job = host.sh(line + "while :; do sleep 0.02; done")

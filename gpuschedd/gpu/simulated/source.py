@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import os
 import stat
 from collections.abc import Iterable, Mapping
@@ -22,6 +24,8 @@ from gpuschedd.gpu.source import (
 )
 from gpuschedd.system.clock import boottime_s
 from gpuschedd.system.state_dir import Unusable, make_directory
+
+log = logging.getLogger(__name__)
 
 UUID_PREFIX = "GPU-51300000-"
 
@@ -53,15 +57,29 @@ class SimulatedGpus:
         """`shared`: any local user's jobs claim here (system mode), so the directory is sticky."""
         self.inventory = simulated_inventory(host)
         self.claims_dir = claims_dir
-        if not shared:
-            make_directory(claims_dir.parent, 0o700)
+        self._shared = shared
+        self._make_claims_dir()
+
+    def _make_claims_dir(self) -> None:
+        """Raises Unusable, Invalid or OSError."""
+        if not self._shared:
+            make_directory(self.claims_dir.parent, 0o700)
         try:
-            claims_dir.mkdir(mode=0o700, exist_ok=True)
+            self.claims_dir.mkdir(mode=0o700, exist_ok=True)
         except FileExistsError as error:
-            raise Unusable(f"{claims_dir} is not a directory; remove it") from error
-        _require_ours(claims_dir)
-        simclaims.write_host(claims_dir, {gpu.uuid: gpu.total_bytes or 0 for gpu in self.inventory})
-        os.chmod(claims_dir, 0o1777 if shared else 0o700)  # last: the name above is ours by then
+            raise Unusable(f"{self.claims_dir} is not a directory; remove it") from error
+        _require_ours(self.claims_dir)
+        sizes: dict[str, int] = {gpu.uuid: gpu.total_bytes or 0 for gpu in self.inventory}
+        simclaims.write_host(self.claims_dir, sizes)
+        # Last: the name above is ours by then.
+        os.chmod(self.claims_dir, 0o1777 if self._shared else 0o700)
+
+    def _keep_claims_dir(self) -> None:
+        """Make it again where it was removed; what cannot be made now is at the next sweep."""
+        if not self.claims_dir.exists():
+            with contextlib.suppress(Unusable, Invalid, OSError):
+                self._make_claims_dir()
+                log.warning("claims_made_again path=%s text=it was removed", self.claims_dir)
 
     async def sample(self, want: SampleRequest) -> Sample:
         """Read the claims, off the loop."""
@@ -70,6 +88,7 @@ class SimulatedGpus:
 
     def read(self) -> Sample:
         """One sweep. Blocks for as long as listing a directory does."""
+        self._keep_claims_dir()
         processes: dict[str, list[GpuProcess]] = {gpu.uuid: [] for gpu in self.inventory}
         for claim in simclaims.read_claims(self.claims_dir):
             for uuid, size in claim.gpus.items():

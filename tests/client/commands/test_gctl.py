@@ -134,7 +134,7 @@ def in_pieces(content: bytes, step: int = 4) -> Handler:
 def test_a_backup_is_written_whole_and_for_its_owner_alone(
     serve: Serve, run: Any, tmp_path: Path
 ) -> None:
-    server = serve({"backup": in_pieces(b"0123456789")})
+    server = serve({"backup": in_pieces(b"0123456789"), "status": lambda _: STATUS})
     target = tmp_path / "copy"
     outcome = run(cli, "backup", str(target))
     assert (outcome.status, outcome.out) == (0, f"{target}: 10 bytes\n")
@@ -143,6 +143,22 @@ def test_a_backup_is_written_whole_and_for_its_owner_alone(
     assert [params.get("backup_id") for _, params in server.requests] == [None, "b", "b"]
     assert run(cli, "backup", str(target)).status == 65
     assert run(cli, "backup", "--force", str(target)).status == 0
+
+
+@pytest.mark.parametrize("name", ["x.sqlite3", "x.sqlite3-wal", "link"])
+def test_a_backup_never_replaces_the_database_that_is_in_use(
+    serve: Serve, run: Any, tmp_path: Path, name: str
+) -> None:
+    database = tmp_path / "x.sqlite3"
+    for each in (database, tmp_path / "x.sqlite3-wal"):
+        each.write_bytes(b"rows")
+    (tmp_path / "link").symlink_to(database)
+    status = {**STATUS, "database": str(database)}
+    serve({"backup": in_pieces(b"0123456789"), "status": lambda _: status})
+    outcome = run(cli, "backup", "--force", str(tmp_path / name))
+    assert outcome.status == 65
+    assert f"{name} is in use by the daemon; choose another name" in outcome.err
+    assert (tmp_path / name).read_bytes() == b"rows"
 
 
 def test_a_backup_that_cannot_be_written_names_its_place(

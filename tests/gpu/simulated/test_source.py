@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -247,3 +248,13 @@ def test_a_simulated_job_is_told_no_number_of_a_real_gpu(daemon: DaemonProcess) 
     assert uuid is not None
     assert (daemon.work_dir / "t.out").read_text() == f"{uuid[0]}\n"
     assert uuid[0].startswith(UUID_PREFIX)
+
+
+def test_a_directory_of_claims_that_was_removed_is_made_again(tmp_path: Path) -> None:
+    """Jobs that start later would end with a traceback of theirs."""
+    source = SimulatedGpus("1x1G", tmp_path / "claims", shared=False)
+    shutil.rmtree(tmp_path / "claims")
+    source.read()
+    uuid = source.inventory[0].uuid
+    simclaims.write_claim(tmp_path / "claims", {uuid: 2**20})
+    assert source.read().readings[0].used_bytes == 2**20
