@@ -6,7 +6,7 @@ import ctypes
 import os
 import re
 
-from gpuschedd.supervisor.errors import HostClosed, SetupFailed
+from gpuschedd.supervisor.errors import EnvironmentLost, HostClosed, SetupFailed
 from gpuschedd.supervisor.syscalls import libc
 
 TYPE_CHECKING = False
@@ -90,17 +90,23 @@ class Pam:
         start = self._lib.pam_start
         status = start(service, name, ctypes.byref(conversation), ctypes.byref(handle))
         self._check("start", handle, status)
-        self._check("account", handle, self._lib.pam_acct_mgmt(handle, 0))
+        status = self._lib.pam_acct_mgmt(handle, 0)
+        self._check("account", handle, status, f"account {user}")
         self._check("session", handle, self._lib.pam_open_session(handle, 0))
         self._lib.pam_end(handle, self._DATA_SILENT)
 
-    def _check(self, step: str, handle: ctypes.c_void_p, status: int) -> None:
-        if status != self._SUCCESS:
-            text = self._lib.pam_strerror(handle, status) or b"unknown"
-            said = "".join(f" ({line})" for line in self._said)
-            reason = text.decode("utf-8", "replace")
-            kind = SetupFailed if closed_by() is None else HostClosed
-            raise kind(f"PAM {step} refused: {reason}{said}")
+    def _check(
+        self, step: str, handle: ctypes.c_void_p, status: int, place: str | None = None
+    ) -> None:
+        """`place`: what the job waits for where this is refused: it was well at the submission."""
+        if status == self._SUCCESS:
+            return
+        text = self._lib.pam_strerror(handle, status) or b"unknown"
+        said = "".join(f" ({line})" for line in self._said)
+        reason = f"PAM {step} refused: {text.decode('utf-8', 'replace')}{said}"
+        if closed_by() is not None:
+            raise HostClosed(reason)
+        raise SetupFailed(reason) if place is None else EnvironmentLost(place, reason)
 
     def _converse(self, count: int, messages: Any, answers: Any, _data: Any) -> int:
         """Nobody is there to answer: remarks are kept for the reason, questions refused."""

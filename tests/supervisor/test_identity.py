@@ -127,7 +127,6 @@ def test_a_script_is_read_by_its_user_and_written_or_linked_by_nobody(host: Syst
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"user": "erin", "uid": ERIN}, "PAM account refused: User account has expired"),
         ({"user": "alice", "uid": ERIN}, f"account alice had uid {ERIN} at submit"),
         ({"user": "erin", "uid": ALICE}, "now erin is uid"),
         ({"user": "", "uid": ALICE}, "no longer exists"),
@@ -148,6 +147,17 @@ def test_whoever_may_not_run_is_refused_with_the_reason(
     assert job.started() is None
 
 
+def test_an_account_that_has_expired_since_is_waited_for(host: SystemHost) -> None:
+    """Its administrator may extend it; nothing of the job has run."""
+    job = host.sh("touch /tmp/gs-must-not-exist", user="erin", uid=ERIN)
+    end = host.wait_exit(job)
+    assert end.is_of_environment
+    assert end.place == "account erin"
+    words = "account erin: PAM account refused: User account has expired"
+    assert str(end.reason).startswith(words)
+    assert job.started() is None
+
+
 CLOSE = "mount -t tmpfs none /run && touch /run/nologin && "
 
 
@@ -165,7 +175,7 @@ def test_a_host_that_closes_at_the_last_moment_leaves_the_job_to_be_started_agai
 def test_a_closed_host_is_no_excuse_where_the_stack_does_not_ask(host: SystemHost) -> None:
     host.use(prepare=CLOSE)
     end = host.wait_exit(host.sh("true", user="erin", uid=ERIN))
-    assert end.cause == "setup"
+    assert (end.cause, end.place) == ("environment", "account erin")
     assert "expired" in str(end.reason)
 
 
