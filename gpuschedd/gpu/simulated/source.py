@@ -59,6 +59,7 @@ class SimulatedGpus:
         self.claims_dir = claims_dir
         self._shared = shared
         self._make_claims_dir()
+        self._beside = os.stat(self.claims_dir.parent)
 
     def _make_claims_dir(self) -> None:
         """Raises Unusable, Invalid or OSError."""
@@ -75,9 +76,14 @@ class SimulatedGpus:
         os.chmod(self.claims_dir, 0o1777 if self._shared else 0o700)
 
     def _keep_claims_dir(self) -> None:
-        """Make it again where it was removed; what cannot be made now is at the next sweep."""
-        if not self.claims_dir.exists():
-            with contextlib.suppress(Unusable, Invalid, OSError):
+        """Make it again where it was removed; what cannot be made now is at the next sweep.
+
+        Not in another directory that took the place of ours: nothing there belongs to us.
+        """
+        if self.claims_dir.exists():
+            return
+        with contextlib.suppress(Unusable, Invalid, OSError):
+            if os.path.samestat(os.stat(self.claims_dir.parent), self._beside):
                 self._make_claims_dir()
                 log.warning("claims_made_again path=%s text=it was removed", self.claims_dir)
 

@@ -250,6 +250,15 @@ def test_a_simulated_job_is_told_no_number_of_a_real_gpu(daemon: DaemonProcess) 
     assert uuid[0].startswith(UUID_PREFIX)
 
 
+def test_nothing_is_made_in_what_took_the_place_of_the_state_directory(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    source = SimulatedGpus("1x1G", state / "claims", shared=False)
+    state.rename(tmp_path / "moved")
+    state.mkdir()
+    source.read()
+    assert list(state.iterdir()) == []
+
+
 def test_a_directory_of_claims_that_was_removed_is_made_again(tmp_path: Path) -> None:
     """Jobs that start later would end with a traceback of theirs."""
     source = SimulatedGpus("1x1G", tmp_path / "claims", shared=False)
