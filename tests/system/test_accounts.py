@@ -56,12 +56,20 @@ def test_a_deleted_user_s_jobs_never_run_as_who_gets_the_uid(host: Host, dave: i
     assert f"uid={dave}(dave)" in host.box.sh("cat /home/dave/mark")
 
 
-def test_an_expired_account_starts_nothing(host: Host, dave: int) -> None:
+def test_an_expired_account_starts_nothing_until_it_is_extended(host: Host, dave: int) -> None:
     del dave
     host.box.run("chage", "--expiredate", "2020-01-01", "dave")
-    job = host.wait(host.sh("dave", "true"))
-    assert (job.state, job.cause) == ("FAILED", "setup")
-    assert "expired" in str(job.cause_detail)
+    job_id = host.sh("dave", "touch /home/dave/ran")
+
+    def waits_for_it() -> bool:
+        reason = host.job(job_id).reason
+        return reason is not None and "account dave: PAM account refused" in reason.text
+
+    until(waits_for_it, "it is PENDING with the account as its reason")
+    assert host.job(job_id).state == "PENDING"
+    assert "ran" not in host.box.sh("ls /home/dave")
+    host.box.run("chage", "--expiredate", "-1", "dave")
+    assert host.wait(job_id).exit_code == 0
 
 
 @pytest.mark.parametrize(
