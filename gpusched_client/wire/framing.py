@@ -7,7 +7,7 @@ frozen dataclasses of their number would add a twentieth to the start of every c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import msgpack
@@ -354,29 +354,21 @@ def _is_deeper(value: Any, levels: int) -> bool:
     return bool(layer)
 
 
-def _path_of(text: str, value: object, path: str = "") -> str:
-    """Where that text is in a message's params; "" where it is nowhere, or a key."""
+def _leaves(value: object, path: str = "") -> Iterator[tuple[str, object]]:
+    """What a message's params consist of in the end, each with where it stands."""
     if isinstance(value, (list, tuple)):
-        parts: Iterable[tuple[str, object]] = (
-            (f"{path}[{n}]", each) for n, each in enumerate(value)
-        )
+        for number, each in enumerate(value):
+            yield from _leaves(each, f"{path}[{number}]")
     elif isinstance(value, Mapping):
-        parts = ((f"{path}.{shown_key(key)}".lstrip("."), each) for key, each in value.items())
+        for key, each in value.items():
+            yield from _leaves(each, f"{path}.{shown_key(key)}".lstrip("."))
     else:
-        return path if value == text else ""
-    return next(filter(None, (_path_of(text, each, here) for here, each in parts)), "")
+        yield path, value
 
 
-def _beyond_64_bits(value: object, path: str = "") -> tuple[str, str] | None:
-    """The first integer that MessagePack has no room for, and where it stands."""
-    if isinstance(value, int):
-        return None if -(2**63) <= value < 2**64 else (path, shown(value))
-    parts: Iterable[tuple[str, object]] = ()
-    if isinstance(value, (list, tuple)):
-        parts = ((f"{path}[{n}]", each) for n, each in enumerate(value))
-    elif isinstance(value, Mapping):
-        parts = ((f"{path}.{shown_key(key)}".lstrip("."), each) for key, each in value.items())
-    return next(filter(None, (_beyond_64_bits(each, here) for here, each in parts)), None)
+def _has_room(value: object) -> bool:
+    """Whether MessagePack has room for it, where it is an integer."""
+    return not isinstance(value, int) or -(2**63) <= value < 2**64
 
 
 def _msgid_in(head: bytes) -> int | None:
@@ -400,12 +392,13 @@ def encode_request(msgid: int, method: str, params: Mapping[str, Any]) -> bytes:
     try:
         data = _packed([0, msgid, method, [params]], "strict")
     except UnicodeEncodeError as error:
-        path = _path_of(error.object, params)
+        path = next((path for path, leaf in _leaves(params) if leaf == error.object), "")
         text = f"{path or 'params'}: {shown(error.object)} is not valid UTF-8; send valid UTF-8"
         raise Invalid(text, {"path": path}) from error
     except OverflowError as error:
-        path, number = _beyond_64_bits(params) or ("params", "an integer")
-        text = f"{path}: {number} is outside 64 bits; give a smaller one"
+        found = (each for each in _leaves(params) if not _has_room(each[1]))
+        path, number = next(found, ("params", "an integer"))
+        text = f"{path}: {shown(number)} is outside 64 bits; give a smaller one"
         raise Invalid(text, {"path": path}) from error
     if len(data) > REQUEST_BYTES_MAX:
         raise _too_large("request", len(data), REQUEST_BYTES_MAX, "bytes")
