@@ -232,7 +232,9 @@ class Authenticator:
         self._denials[key] = count
         self._controller.count_denial()
         if count <= DENIALS_AN_HOUR_MAX:
-            row = AuditRow(now_s, caller.uid, caller.pid, method, "denied", detail)
+            if caller.is_stranger:  # all of them are one there, or they would push out the others'
+                detail = f"uid {caller.uid}: {detail}"
+            row = AuditRow(now_s, caller.account, caller.pid, method, "denied", detail)
             self._controller.post(lambda batch: batch.audits.append(row))
 
     def authorise(self, caller: Principal, method: str, right: Right) -> None:

@@ -40,6 +40,8 @@ class Batch:
         self._jobs: dict[JobId, Job] = {}
         self._submissions: dict[tuple[int, str], Submission] = {}
         self._live_of: Counter[int] = Counter()
+        self._bytes_of: Counter[int] = Counter()
+        self._request_bytes: dict[JobId, int] = {}
         self.payloads: dict[JobId, Payload] = {}
         self.rested: set[JobId] = set()  # jobs whose age begins again
         self.fronted: dict[JobId, None] = {}  # put before their user's others, the last one first
@@ -65,6 +67,8 @@ class Batch:
         self._jobs.update(child._jobs)
         self._submissions.update(child._submissions)
         self._live_of.update(child._live_of)
+        self._bytes_of.update(child._bytes_of)
+        self._request_bytes.update(child._request_bytes)
         self.payloads.update(child.payloads)
         self.rested |= child.rested
         for job_id in child.fronted:
@@ -127,6 +131,11 @@ class Batch:
         below = self._parent.live_count(uid) if self._parent else self.state.live_of[uid]
         return below + self._live_of[uid]
 
+    def live_bytes(self, uid: int) -> int:
+        """What the requests of these jobs take."""
+        below = self._parent.live_bytes(uid) if self._parent else self.state.bytes_of[uid]
+        return below + self._bytes_of[uid]
+
     def live_total(self) -> int:
         """All jobs that are not final."""
         below = self._parent.live_total() if self._parent else len(self.state.jobs)
@@ -138,8 +147,10 @@ class Batch:
         self.next_job_id += 1
         return job_id
 
-    def add(self, job: Job, payload: Payload) -> None:
-        """A new job."""
+    def add(self, job: Job, payload: Payload, request_bytes: int) -> None:
+        """A new job; its request takes so many bytes."""
+        self._request_bytes[job.job_id] = request_bytes
+        self._bytes_of[job.uid] += request_bytes
         self._jobs[job.job_id] = job
         self.payloads[job.job_id] = payload
         self._live_of[job.uid] += 1
@@ -202,6 +213,17 @@ class Batch:
         changes.keeps_time = self.keeps_time
 
 
+def _count_bytes(state: State, batch: Batch) -> None:
+    """Of the requests of live jobs: those that are over no longer count."""
+    state.request_bytes.update(batch._request_bytes)
+    state.bytes_of.update(batch._bytes_of)
+    for job in batch.changed_jobs().values():
+        if job.is_final:
+            state.bytes_of[job.uid] -= state.request_bytes.pop(job.job_id, 0)
+            if not state.bytes_of[job.uid]:
+                del state.bytes_of[job.uid]
+
+
 def apply(state: State, batch: Batch) -> None:
     """Make a committed batch real."""
     for job_id, job in batch.changed_jobs().items():
@@ -211,6 +233,7 @@ def apply(state: State, batch: Batch) -> None:
             state.ages.pop(job_id, None)
         else:
             state.jobs[job_id] = job
+    _count_bytes(state, batch)
     state.live_of.update(batch._live_of)
     for uid in batch._live_of:
         if state.live_of[uid] == 0:

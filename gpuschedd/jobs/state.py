@@ -75,6 +75,8 @@ class State:
     submissions: OrderedDict[tuple[int, str], Submission] = field(default_factory=OrderedDict)
     submissions_forgotten: bool = False  # older ones are in the database only
     live_of: Counter[int] = field(default_factory=Counter)  # uid -> jobs that are not final
+    request_bytes: dict[JobId, int] = field(default_factory=dict)  # of these jobs
+    bytes_of: Counter[int] = field(default_factory=Counter)  # uid -> the sum of these
     user_of: dict[int, str] = field(default_factory=dict)  # login names of those with jobs
     holding: set[JobId] = field(default_factory=set)  # jobs that hold GPUs or a CPU slot
     delayed: set[JobId] = field(default_factory=set)  # jobs with a begin time or a back-off
@@ -111,8 +113,10 @@ class State:
             gpu_rows={row.uuid: row for row in loaded.gpus},
             health=loaded.health,
         )
+        state.request_bytes.update(loaded.request_bytes)
         for job in jobs.values():
             state.index(job)
+            state.bytes_of[job.uid] += loaded.request_bytes.get(job.job_id, 0)
         state.inventory = admission.seen(state.inventory, _seen_gpus(loaded.gpus))
         for submission in loaded.submissions:
             state.submissions[(submission.uid, submission.submission_id)] = submission

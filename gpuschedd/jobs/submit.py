@@ -19,7 +19,7 @@ from gpusched_client.errors import (
     LimitReached,
 )
 from gpusched_client.terms import EventKind
-from gpusched_client.units import format_duration
+from gpusched_client.units import bytes_text, format_duration
 from gpusched_client.wire.limits import limit_from_wire, limit_to_wire
 from gpusched_client.wire.submit_messages import JobRequest, SubmitRequest, SubmitResult
 from gpuschedd.core import admission
@@ -33,6 +33,8 @@ from gpuschedd.jobs import gates
 from gpuschedd.jobs.batch import Batch
 from gpuschedd.jobs.principal import Principal
 from gpuschedd.store.records import Payload, Submission
+
+LIVE_REQUEST_BYTES_MAX = 2**30  # of one user's jobs that are not final, environments included
 
 
 def digest_of(request: SubmitRequest) -> bytes:
@@ -61,10 +63,12 @@ def submit(
     if caller.barred is not None:
         raise Denied(caller.barred)
     _check_room(batch, caller, len(request.jobs))
+    sizes = [job.payload_bytes for job in request.jobs]
+    _check_bytes(batch, caller, sum(sizes))
     admitted = [_admit(batch, caller, job, index) for index, job in enumerate(request.jobs)]
     jobs = [
-        _new_job(batch, caller, wanted, verdict)
-        for wanted, verdict in zip(request.jobs, admitted, strict=True)
+        _new_job(batch, caller, wanted, verdict, size)
+        for wanted, verdict, size in zip(request.jobs, admitted, sizes, strict=True)
     ]
     ids = tuple(job.job_id for job in jobs)
     if request.submission_id:
@@ -106,6 +110,18 @@ def _check_room(batch: Batch, caller: Principal, count: int) -> None:
             f"the host has {total} unfinished jobs; the limit is {limits.queued_jobs_all}. "
             "Try again later.",
             {"value": total + count, "limit": limits.queued_jobs_all},
+        )
+
+
+def _check_bytes(batch: Batch, caller: Principal, size: int) -> None:
+    held = batch.live_bytes(caller.uid)
+    if held + size > LIVE_REQUEST_BYTES_MAX:
+        raise LimitReached(
+            f"the scripts, arguments and environments of {caller.user}'s unfinished jobs take "
+            f"{bytes_text(held)}, and these {bytes_text(size)} more; the limit is "
+            f"{bytes_text(LIVE_REQUEST_BYTES_MAX)}. Wait for some to end, or submit what is large "
+            "as a file that the jobs read.",
+            {"value": held + size, "limit": LIVE_REQUEST_BYTES_MAX},
         )
 
 
@@ -168,7 +184,9 @@ def _bounded(what: str, wanted: int | None, default: int | None, most: int | Non
     )
 
 
-def _new_job(batch: Batch, caller: Principal, wanted: JobRequest, admitted: AdmittedRequest) -> Job:
+def _new_job(
+    batch: Batch, caller: Principal, wanted: JobRequest, admitted: AdmittedRequest, size: int
+) -> Job:
     host = batch.state.config.jobs
     job = Job(
         job_id=batch.take_job_id(),
@@ -191,7 +209,7 @@ def _new_job(batch: Batch, caller: Principal, wanted: JobRequest, admitted: Admi
         retries=wanted.retries,
         **gates.asked_of(wanted, gates.Now(batch.now_s, batch.wall_s)),
     )
-    batch.add(job, payload_of(wanted))
+    batch.add(job, payload_of(wanted), size)
     batch.emit(
         EventKind.JOB_SUBMITTED, job, gpus=job.request.gpus, vram_bytes=job.request.vram_bytes
     )

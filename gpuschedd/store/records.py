@@ -216,6 +216,7 @@ class Loaded:
     health: Mapping[GpuUuid, Remembered]
     last_event_id: int
     submissions: tuple[Submission, ...]  # the newest RECENT_SUBMISSIONS_LOADED, oldest first
+    request_bytes: Mapping[JobId, int]  # of the jobs, environments included
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,11 +20,10 @@ REQUEST_BYTES_PER_UID_MAX = 64 * 2**20  # of final jobs
 EVENTS_PER_UID_MAX = 100_000
 SUBMISSIONS_PER_UID_MAX = 100_000
 DENIALS_PER_UID_MAX = 1_000
-DENIALS_MAX = 100_000  # over all users: those of passing uids are many
 ADMIN_ROWS_MAX = 100_000
 SUBMISSION_KEPT_S = 7 * 86_400.0
 
-HOST = -1  # instead of a uid: rows of no user
+HOST = -2  # instead of a uid: rows of no user; all uids without an account are -1
 
 ROWS_PER_DROP = 200
 REQUESTS_PER_DROP = 20
@@ -189,14 +188,12 @@ def _limits(db: sqlite3.Connection, ages: Ages, now_sched_s: float, now_s: float
     yield from _many(db, "event", "event_id", "", EVENTS_PER_UID_MAX)
     yield from _many_submissions(db)
     yield from _many(db, "audit", "rowid", "= 'denied'", DENIALS_PER_UID_MAX)
-    for outcome, most in (("=", DENIALS_MAX), ("<>", ADMIN_ROWS_MAX)):
-        row = db.execute(
-            f"SELECT rowid FROM audit WHERE outcome {outcome} 'denied'"
-            " ORDER BY rowid DESC LIMIT 1 OFFSET ?",
-            (most,),
-        ).fetchone()
-        if row is not None:
-            yield Old("audit", row[0], outcome=outcome)
+    row = db.execute(
+        "SELECT rowid FROM audit WHERE outcome <> 'denied' ORDER BY rowid DESC LIMIT 1 OFFSET ?",
+        (ADMIN_ROWS_MAX,),
+    ).fetchone()
+    if row is not None:
+        yield Old("audit", row[0], outcome="<>")
 
 
 def _aged(db: sqlite3.Connection, table: str, key: str, before_s: float) -> Iterator[Old]:

@@ -38,7 +38,7 @@ from gpuschedd.store.database import (
     write_marker,
 )
 from gpuschedd.store.in_use import Mark
-from gpuschedd.store.queries import gpu_uses, grants_of, read_payload
+from gpuschedd.store.queries import gpu_uses, grants_of, live_request_bytes, read_payload
 from gpuschedd.store.records import (
     RECENT_SUBMISSIONS_LOADED,
     Age,
@@ -219,6 +219,7 @@ class Store:
             health=rows.health_from(db),
             last_event_id=self._census.last_event_id,
             submissions=tuple(rows.submission_from(row) for row in reversed(recent)),
+            request_bytes=live_request_bytes(db),
         )
         found = {"accounts": len(loaded.accounts), "open promises": len(loaded.promises)}
         # Where there are more they are counted beside the service: a start does not read them all.

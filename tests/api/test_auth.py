@@ -85,21 +85,25 @@ def test_a_daemon_of_one_user_asks_nobody(names: Any) -> None:
 def test_denials_of_uids_without_an_account_are_bounded_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And are one's on record, so that they take nothing of what is kept of another."""
     monkeypatch.setattr(auth, "DENIALS_AN_HOUR_MAX", 5)
 
-    async def run() -> int:
+    async def run() -> list[tuple[int, str]]:
         host = Host(tmp_path, 1)
         found = services_of(host).auth
         before = len(host.controller._commands)
         for uid in range(SUB_UID, SUB_UID + 20):
             caller = Principal(uid, str(uid), 1, is_admin=False, is_stranger=True)
             found.record_denial(caller, "reload", "not an admin")
-        kept = len(host.controller._commands) - before
+        batch = host.controller.new_batch()
+        for command in host.controller._commands[before:]:
+            command.evaluate(batch)
         await host.controller.stop()
         host.controller.close()
-        return kept
+        return [(row.uid, row.detail) for row in batch.audits]
 
-    assert asyncio.run(run()) == 5
+    uids = range(SUB_UID, SUB_UID + 5)
+    assert asyncio.run(run()) == [(STRANGERS, f"uid {uid}: not an admin") for uid in uids]
 
 
 def test_a_private_host_shows_admins_alone_whose_a_foreign_process_is(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from gpuschedd.config.keys import Config
 from gpuschedd.core.job import CancelOrder, Gone, Job, Placed, advance
 from gpuschedd.core.model import Grant
 from gpuschedd.jobs.batch import Batch
+from gpuschedd.jobs.principal import STRANGERS
 from gpuschedd.jobs.upkeep import Upkeep
 from gpuschedd.store import retention
 from gpuschedd.store.history import History
@@ -174,6 +175,7 @@ def test_a_flood_of_one_user_takes_nothing_of_another_s(
         flood.events.append((number, Event("job_submitted", NOW_S, JobId(number), 1000)))
         flood.submissions.append(Submission(1000, f"{number}", b"d" * 32, (), float(number)))
         flood.audits.append(AuditRow(NOW_S, 1000, 1, "cancel", "denied", ""))
+        flood.audits.append(AuditRow(NOW_S, STRANGERS, 1, "cancel", "denied", f"uid {number}"))
     store.commit(flood)
     forget(store, 0.0)
     with closing(sqlite3.connect(store.path)) as db:
@@ -181,6 +183,7 @@ def test_a_flood_of_one_user_takes_nothing_of_another_s(
             rows = db.execute(f"SELECT uid, count(*) FROM {table} GROUP BY uid").fetchall()
             assert dict(rows)[1000] == 100
             assert dict(rows)[2000] == 1
+        assert dict(rows)[STRANGERS] == 100
         assert db.execute("SELECT min(event_id) FROM event WHERE uid = 1000").fetchone() == (903,)
     assert count(store, "event WHERE uid IS NULL") == 1
     assert count(store, "audit WHERE outcome = 'done'") == 1
