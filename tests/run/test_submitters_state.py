@@ -1,11 +1,10 @@
-"""What the submitter's shell had, end to end: the job has it, whatever the daemon was started with."""
+"""What the submitter's shell had, end to end: the job has it, whatever the daemon itself has."""
 
 from __future__ import annotations
 
 import os
 import shlex
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -44,3 +43,17 @@ def test_a_job_has_its_submitters_limits_umask_nice_value_and_cpus(narrow: Daemo
     found = typed(narrow, f"{before} taskset -c {cpu} nice -n 7", "-c", job)
     nice = str(min(19, os.nice(0) + 7))
     assert found == [stack, core, "0022", nice, f"Cpus_allowed_list:\t{cpu}"]
+
+
+def test_a_captured_script_knows_where_it_was(narrow: DaemonProcess) -> None:
+    """It runs as a copy elsewhere: $0 is no way to what lies beside it, GPUSCHED_SCRIPT is."""
+    place = narrow.work_dir / "project"
+    place.mkdir()
+    (place / "helper.sh").write_text("answer=42\n")
+    script = place / "job.sh"
+    script.write_text(
+        "#!/bin/bash\nprintf '%s\\n' \"$GPUSCHED_SCRIPT\"\n"
+        'cd "$(dirname "$GPUSCHED_SCRIPT")" && . ./helper.sh && echo "$answer"\n'
+    )
+    found = typed(narrow, "GPUSCHED_SCRIPT=/of/the/submitting/job", "--script", "project/job.sh")
+    assert found == [str(script), "42"]
