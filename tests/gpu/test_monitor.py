@@ -462,7 +462,7 @@ def test_out_of_memory_by_a_stranger_is_told_as_such_and_not_answered_with_more(
 def test_out_of_vram_is_tried_again_with_a_quarter_more(
     driver: FakeDriver, daemon_over: Start, tmp_path: Path
 ) -> None:
-    """Other failures burn no retry; without one left it is the end."""
+    """Other failures burn none, also behind an OOM that was got over; with none left it ends."""
     daemon = daemon_over(driver)
     words = claim("--vram", "3000", "--hold", "1.2", "--oom-once", str(tmp_path / "once"))
     with daemon.client() as client:
@@ -477,6 +477,13 @@ def test_out_of_vram_is_tried_again_with_a_quarter_more(
         plain = client.submit(["false"], vram="2G", retries=3, output="/dev/null")
         client.wait(plain.id, timeout_s=30)
         assert client.job(plain.id).attempt == 1
+        got_over = "CUDA out of memory, batch 32 instead\nstep 2\nKeyError: 'loss'"
+        line = f'echo "{got_over}"; exit 1'
+        later = client.submit(shell=line, vram="2G", retries=2, output=daemon.work_dir / "later")
+        ended = client.wait(later.id, timeout_s=30)
+        assert (ended.state, ended.cause, ended.attempt) == (JobState.FAILED, "exit", 1)
+        shown = "its output shows a CUDA OOM, and another error later"
+        assert client.job(later.id).cause_detail == shown
         once = claim("--vram", "99999", "--hold", "0")
         last = client.submit(once, vram="40G", retries=1, output="last.out", cwd=daemon.work_dir)
         ended = client.wait(last.id, timeout_s=30)
