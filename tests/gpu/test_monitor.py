@@ -17,6 +17,7 @@ from gpusched_client import Client, SubmittedJob
 from gpusched_client.errors import NotFound
 from gpusched_client.terms import JobState
 from gpusched_client.wire.job_messages import JobView
+from gpuschedd.gpu.monitor import SAY_AGAIN_S
 from tests.support.daemon import DaemonProcess, until
 from tests.support.fake_nvml.driver import (
     DRIVER_NOT_LOADED,
@@ -41,6 +42,19 @@ sys.argv = sys.argv[3:]  # what was asked: python -m gpuschedd.main ..
 from gpuschedd.cli import cli
 cli()
 """
+#: The same, with a clock of the looks that is ahead by what a file beside the driver says, in s.
+QUICK_AND_AHEAD = (
+    """
+import os, pathlib
+from gpuschedd.gpu import monitor
+from gpuschedd.system.clock import boottime_s
+ahead = pathlib.Path(os.environ["FAKE_NVML_DIR"], "ahead")
+monitor.boottime_s = lambda: boottime_s() + float(ahead.read_text())
+monitor.RETRY_S = 0.1
+"""
+    + QUICK_TO_LOOK
+)
+OFTEN = ("--set", "gpu_sample_interval=0.2")
 QUICK = ("--set", "nvml.health_interval=0.2")
 
 
@@ -90,6 +104,23 @@ def another(driver: FakeDriver, index: int = 1) -> None:
     """One more GPU."""
     pci = f"00000000:{0x10 + index:02X}:00.0"
     driver.gpu(index, **{**driver.gpus[0], "uuid": uuid_of(index), "pci": pci, "minor": index})
+
+
+def move_clock(driver: FakeDriver, ahead_s: float) -> None:
+    """Of a daemon that is QUICK_AND_AHEAD: its looks are so much later than they are."""
+    temporary = driver.place / "ahead.tmp"
+    temporary.write_text(str(ahead_s))
+    temporary.replace(driver.place / "ahead")
+
+
+def until_asked_again(driver: FakeDriver) -> None:
+    """A few times more."""
+    before = driver.calls()
+    until(lambda: driver.calls() > before + 10, "it was asked a few times more")
+
+
+def times_said(daemon: DaemonProcess, words: str) -> int:
+    return daemon.log_text().count(words)
 
 
 def kinds(job: JobView) -> list[str]:
@@ -587,21 +618,42 @@ def test_a_driver_library_that_is_away_for_a_while_ends_no_daemon_that_had_gpus(
 def test_a_driver_that_finds_no_gpu_is_asked_again_and_again(
     driver: FakeDriver, daemon_over: Start
 ) -> None:
-    """Jobs without GPUs run meanwhile; in a container /proc has nothing to go by. Said once."""
+    """Jobs without GPUs run meanwhile; in a container /proc has nothing to go by. Said hourly."""
     kept = driver.gpus.pop(0)
     driver.write()
-    daemon = daemon_over(driver, wrapper=[sys.executable, "-c", QUICK_TO_LOOK])
+    move_clock(driver, 0)
+    daemon = daemon_over(driver, *OFTEN, wrapper=[sys.executable, "-c", QUICK_AND_AHEAD])
     with daemon.client() as client:
         job = client.submit(["true"], output="/dev/null")
         until_reason(client, job.id, "finds no GPU here")
         cpu_only = client.submit(["true"], gpus=0, output="/dev/null")
         assert client.wait(cpu_only.id, timeout_s=30).state is JobState.COMPLETED
-        before = driver.calls()
-        until(lambda: driver.calls() > before + 10, "it was asked a few times more")
-        assert daemon.log.read_text().count("finds no GPU here") == 1
+        move_clock(driver, SAY_AGAIN_S - 300)
+        until_asked_again(driver)
+        assert times_said(daemon, "finds no GPU here") == 1
+        move_clock(driver, SAY_AGAIN_S + 1)
+        until(lambda: times_said(daemon, "finds no GPU here") > 1, "it is said again")
+        until_asked_again(driver)
+        assert times_said(daemon, "finds no GPU here") == 2
+        move_clock(driver, 0)
         driver.gpus[0] = kept
         driver.write()
         assert client.wait(job.id, timeout_s=30).state is JobState.COMPLETED
+
+
+def test_a_driver_that_is_down_is_told_of_hourly(driver: FakeDriver, daemon_over: Start) -> None:
+    """Also where nothing of what it says changes; not at each of the looks in between."""
+    driver.set(init=DRIVER_NOT_LOADED)
+    move_clock(driver, 0)
+    daemon = daemon_over(driver, *OFTEN, wrapper=[sys.executable, "-c", QUICK_AND_AHEAD])
+    until(lambda: times_said(daemon, "gpus_down"), "it is told")
+    move_clock(driver, SAY_AGAIN_S - 300)
+    until_asked_again(driver)
+    assert times_said(daemon, "gpus_down") == 1
+    move_clock(driver, SAY_AGAIN_S + 1)
+    until(lambda: times_said(daemon, "gpus_down") > 1, "it is told again")
+    until_asked_again(driver)
+    assert times_said(daemon, "gpus_down") == 2
 
 
 def test_a_mismatch_after_a_restart_loses_no_job(
