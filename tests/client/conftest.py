@@ -13,7 +13,7 @@ import pytest
 from tests.client.fake_server import FakeServer, Handler
 
 GOLDEN_DIR = Path(__file__).parent.parent / "golden"
-NOW_S = 1_767_225_600.0  # 2026-01-01 00:00:00 UTC
+NOW_S = 1_767_204_900.0  # 2025-12-31 18:15:00 UTC
 
 
 @pytest.fixture
@@ -36,8 +36,8 @@ def serve(
 
 @pytest.fixture
 def midnight(monkeypatch: pytest.MonkeyPatch) -> Iterator[float]:
-    """The new year of 2026 in UTC, wherever the tests run."""
-    monkeypatch.setenv("TZ", "UTC")
+    """The new year of 2026 in Nepal, wherever the tests run: no time of UTC's looks right there."""
+    monkeypatch.setenv("TZ", "<+0545>-5:45")
     time.tzset()
     monkeypatch.setattr(time, "time", lambda: NOW_S)
     yield NOW_S

@@ -17,6 +17,7 @@ from gpusched_client import Client, SubmittedJob
 from gpusched_client.errors import NotFound
 from gpusched_client.terms import JobState
 from gpusched_client.wire.job_messages import JobView
+from gpuschedd.gpu.monitor import SAY_AGAIN_S
 from tests.support.daemon import DaemonProcess, until
 from tests.support.fake_nvml.driver import (
     DRIVER_NOT_LOADED,
@@ -41,6 +42,19 @@ sys.argv = sys.argv[3:]  # what was asked: python -m gpuschedd.main ..
 from gpuschedd.cli import cli
 cli()
 """
+#: The same, with a clock of the looks that is ahead by what a file beside the driver says, in s.
+QUICK_AND_AHEAD = (
+    """
+import os, pathlib
+from gpuschedd.gpu import monitor
+from gpuschedd.system.clock import boottime_s
+ahead = pathlib.Path(os.environ["FAKE_NVML_DIR"], "ahead")
+monitor.boottime_s = lambda: boottime_s() + float(ahead.read_text())
+monitor.RETRY_S = 0.1
+"""
+    + QUICK_TO_LOOK
+)
+OFTEN = ("--set", "gpu_sample_interval=0.2")
 QUICK = ("--set", "nvml.health_interval=0.2")
 
 
@@ -90,6 +104,23 @@ def another(driver: FakeDriver, index: int = 1) -> None:
     """One more GPU."""
     pci = f"00000000:{0x10 + index:02X}:00.0"
     driver.gpu(index, **{**driver.gpus[0], "uuid": uuid_of(index), "pci": pci, "minor": index})
+
+
+def move_clock(driver: FakeDriver, ahead_s: float) -> None:
+    """Of a daemon that is QUICK_AND_AHEAD: its looks are so much later than they are."""
+    temporary = driver.place / "ahead.tmp"
+    temporary.write_text(str(ahead_s))
+    temporary.replace(driver.place / "ahead")
+
+
+def until_asked_again(driver: FakeDriver) -> None:
+    """A few times more."""
+    before = driver.calls()
+    until(lambda: driver.calls() > before + 10, "it was asked a few times more")
+
+
+def times_said(daemon: DaemonProcess, words: str) -> int:
+    return daemon.log_text().count(words)
 
 
 def kinds(job: JobView) -> list[str]:
@@ -462,7 +493,7 @@ def test_out_of_memory_by_a_stranger_is_told_as_such_and_not_answered_with_more(
 def test_out_of_vram_is_tried_again_with_a_quarter_more(
     driver: FakeDriver, daemon_over: Start, tmp_path: Path
 ) -> None:
-    """Other failures burn no retry; without one left it is the end."""
+    """Other failures burn none, also behind an OOM that was got over; with none left it ends."""
     daemon = daemon_over(driver)
     words = claim("--vram", "3000", "--hold", "1.2", "--oom-once", str(tmp_path / "once"))
     with daemon.client() as client:
@@ -477,6 +508,13 @@ def test_out_of_vram_is_tried_again_with_a_quarter_more(
         plain = client.submit(["false"], vram="2G", retries=3, output="/dev/null")
         client.wait(plain.id, timeout_s=30)
         assert client.job(plain.id).attempt == 1
+        got_over = "CUDA out of memory, batch 32 instead\nstep 2\nKeyError: 'loss'"
+        line = f'echo "{got_over}"; exit 1'
+        later = client.submit(shell=line, vram="2G", retries=2, output=daemon.work_dir / "later")
+        ended = client.wait(later.id, timeout_s=30)
+        assert (ended.state, ended.cause, ended.attempt) == (JobState.FAILED, "exit", 1)
+        shown = "its output shows a CUDA OOM, and another error later"
+        assert client.job(later.id).cause_detail == shown
         once = claim("--vram", "99999", "--hold", "0")
         last = client.submit(once, vram="40G", retries=1, output="last.out", cwd=daemon.work_dir)
         ended = client.wait(last.id, timeout_s=30)
@@ -580,21 +618,42 @@ def test_a_driver_library_that_is_away_for_a_while_ends_no_daemon_that_had_gpus(
 def test_a_driver_that_finds_no_gpu_is_asked_again_and_again(
     driver: FakeDriver, daemon_over: Start
 ) -> None:
-    """Jobs without GPUs run meanwhile; in a container /proc has nothing to go by. Said once."""
+    """Jobs without GPUs run meanwhile; in a container /proc has nothing to go by. Said hourly."""
     kept = driver.gpus.pop(0)
     driver.write()
-    daemon = daemon_over(driver, wrapper=[sys.executable, "-c", QUICK_TO_LOOK])
+    move_clock(driver, 0)
+    daemon = daemon_over(driver, *OFTEN, wrapper=[sys.executable, "-c", QUICK_AND_AHEAD])
     with daemon.client() as client:
         job = client.submit(["true"], output="/dev/null")
         until_reason(client, job.id, "finds no GPU here")
         cpu_only = client.submit(["true"], gpus=0, output="/dev/null")
         assert client.wait(cpu_only.id, timeout_s=30).state is JobState.COMPLETED
-        before = driver.calls()
-        until(lambda: driver.calls() > before + 10, "it was asked a few times more")
-        assert daemon.log.read_text().count("finds no GPU here") == 1
+        move_clock(driver, SAY_AGAIN_S - 300)
+        until_asked_again(driver)
+        assert times_said(daemon, "finds no GPU here") == 1
+        move_clock(driver, SAY_AGAIN_S + 1)
+        until(lambda: times_said(daemon, "finds no GPU here") > 1, "it is said again")
+        until_asked_again(driver)
+        assert times_said(daemon, "finds no GPU here") == 2
+        move_clock(driver, 0)
         driver.gpus[0] = kept
         driver.write()
         assert client.wait(job.id, timeout_s=30).state is JobState.COMPLETED
+
+
+def test_a_driver_that_is_down_is_told_of_hourly(driver: FakeDriver, daemon_over: Start) -> None:
+    """Also where nothing of what it says changes; not at each of the looks in between."""
+    driver.set(init=DRIVER_NOT_LOADED)
+    move_clock(driver, 0)
+    daemon = daemon_over(driver, *OFTEN, wrapper=[sys.executable, "-c", QUICK_AND_AHEAD])
+    until(lambda: times_said(daemon, "gpus_down"), "it is told")
+    move_clock(driver, SAY_AGAIN_S - 300)
+    until_asked_again(driver)
+    assert times_said(daemon, "gpus_down") == 1
+    move_clock(driver, SAY_AGAIN_S + 1)
+    until(lambda: times_said(daemon, "gpus_down") > 1, "it is told again")
+    until_asked_again(driver)
+    assert times_said(daemon, "gpus_down") == 2
 
 
 def test_a_mismatch_after_a_restart_loses_no_job(

@@ -153,8 +153,15 @@ class DaemonProcess:
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
         """One of our commands, typed in the work directory."""
+        return self._typed([str(BIN / words[0]), *words[1:]])
+
+    def run_shell(self, line: str) -> subprocess.CompletedProcess[str]:
+        """A shell's line in the work directory, where our commands are in PATH."""
+        return self._typed(["sh", "-c", line])
+
+    def _typed(self, words: list[str]) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [str(BIN / words[0]), *words[1:]],
+            words,
             cwd=self.work_dir,
             env={
                 **os.environ,

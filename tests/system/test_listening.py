@@ -7,23 +7,26 @@ import errno
 import fcntl
 import os
 import shutil
+import signal
 import socket
+import stat
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from gpusched_client import Client
+from gpusched_client import Client, paths
 from gpusched_client.errors import GpuschedError
 from gpuschedd.run.hints import HintSocket
 from gpuschedd.system.listening import Door, Doors
 from gpuschedd.system.state_dir import AlreadyRunning, Lock, Unusable
-from tests.support.daemon import DaemonProcess, daemon_in, until
+from tests.support.daemon import DaemonProcess, clean_up, daemon_in, until
 
 
-def answers(path: Path) -> bool:
+def answers(path: Path | None) -> bool:
+    """None: wherever a client looks by itself."""
     try:
-        with Client(path) as client:
+        with Client(path, reconnect_s=0.0) as client:
             return client.hello().version != ""
     except GpuschedError:
         return False
@@ -48,6 +51,36 @@ def test_sockets_that_lost_their_names_are_bound_anew(tmp_path: Path) -> None:
         with daemon.client() as client:
             job = client.submit(["true"], output="/dev/null")
             assert client.wait(job.id, timeout_s=30).exit_code == 0
+
+
+def test_a_runtime_directory_that_vanishes_at_a_logout_leaves_the_second_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it cannot be made, who looks where a user's daemon lies finds it; then it is there."""
+    runtime, state = tmp_path / "run", tmp_path / "state"
+    monkeypatch.delenv("GPUSCHED_SOCKET", raising=False)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    monkeypatch.setenv("XDG_STATE_HOME", str(state))
+    monkeypatch.setattr(paths, "SYSTEM_SOCKET", tmp_path / "system.sock")
+    daemon = DaemonProcess(tmp_path)
+    daemon.socket, second, _ = paths.client_sockets()
+    daemon.state_dir = second.parent
+    try:
+        process = daemon.start().process
+        assert process is not None
+        process.send_signal(signal.SIGSTOP)  # so that it does not bind anew in between
+        shutil.rmtree(runtime)
+        runtime.touch()
+        process.send_signal(signal.SIGCONT)
+        until(lambda: "socket_lost" in daemon.log_text(), "it cannot be bound anew")
+        assert not answers(daemon.socket)
+        assert answers(None)
+        runtime.unlink()
+        until(lambda: answers(daemon.socket), "the socket is there again")
+        assert stat.S_IMODE(daemon.socket.parent.stat().st_mode) == 0o700
+        assert answers(second)
+    finally:
+        clean_up(daemon)
 
 
 def test_a_socket_of_the_service_manager_s_that_lost_its_name_is_bound_anew(tmp_path: Path) -> None:

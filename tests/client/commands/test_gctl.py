@@ -103,7 +103,7 @@ def test_a_reload_names_what_has_changed(serve: Serve, run: Any) -> None:
 
 STATUS = {
     **{"version": "0.1.0", "mode": "system", "launch": "pid1", "pid": 77, "gpus": 4, "gpus_ok": 3},
-    **{"started_at_s": 1_767_225_600.0, "gpu_source": "NVML", "database": "/var/lib/g/x.sqlite3"},
+    **{"started_at_s": 1_767_204_900.0, "gpu_source": "NVML", "database": "/var/lib/g/x.sqlite3"},
     **{"running_jobs": 2, "pending_jobs": 40, "connections": 3, "sample_age_s": 0.52},
     **{"database_bytes": 3 * 2**20, "disk_free_bytes": None, "pass_s": 0.0012},
 }

@@ -24,7 +24,7 @@ from tests.client.fake_server import FakeServer, Handler, Refusal
 
 Serve = Callable[[dict[str, Handler]], FakeServer]
 GIB = 2**30
-NOW_S = 1_767_225_600
+NOW_S = 1_767_204_900  # midnight in Nepal, 18:15 in UTC
 
 
 def view(job_id: int, state: str = "PENDING", **fields: Any) -> dict[str, Any]:
@@ -260,9 +260,9 @@ def test_json_has_the_wires_names_with_iso_times(serve: Serve, run: Any) -> None
     value = json.loads(outcome.out)
     assert value["total"] == 9
     by_id = {job["job_id"]: job for job in value["jobs"]}
-    assert by_id[41]["started_at"] == "2025-12-31T23:59:55Z"
+    assert by_id[41]["started_at"] == "2025-12-31T18:14:55Z"
     assert by_id[41]["vram_bytes"] == 18 * GIB
-    assert by_id[43]["promised_start"] == "2026-01-02T01:00:00Z"
+    assert by_id[43]["promised_start"] == "2026-01-01T19:15:00Z"
     assert by_id[43]["reason"] == {
         "code": "Resources",
         "text": "needs 8 GPUs, 1 is free",
@@ -298,11 +298,34 @@ ENDED_DETAIL = view(
     ended_at_s=NOW_S - 100, vram_bytes=18 * GIB, cpu_user_s=12.34, cpu_system_s=1,
     max_rss_bytes=3 * GIB, vram_peak_bytes=17 * GIB, script_bytes=120, command="job.sh a",
 )  # fmt: skip
+WELL_ENDED_DETAIL = view(
+    39, "COMPLETED", exit_code=0, cause="exit", gpus=0, started_at_s=NOW_S - 60,
+    ended_at_s=NOW_S - 10,
+    cause_detail="2 processes still ran when the main process ended, and were ended; use wait",
+)  # fmt: skip
+LOST_PROMISE_DETAIL = view(
+    44, gpus=4, queue_position=1, expected_start_s=NOW_S + 90_000,
+    lost_promise_s=NOW_S + 5400, lost_promise_cause="GPU 3 drained (fan, by root)",
+    reason={"code": "GpuUnavailable", "text": "needs 4 GPUs, 3 are in service"},
+    events=[
+        {"at_s": NOW_S - 90, "kind": "start_promised", "text": "start_by_s ..",
+         "data": {"start_by_s": NOW_S + 5400}},
+        {"at_s": NOW_S - 30, "kind": "promise_ended", "text": "outcome lost",
+         "data": {"outcome": "lost", "exception": "gpu_drained",
+                  "why": "GPU 3 drained (fan, by root)"}},
+    ],
+)  # fmt: skip
 
 
 @pytest.mark.usefixtures("midnight")
 @pytest.mark.parametrize(
-    ("name", "job"), [("gq-pending-job", PENDING_DETAIL), ("gq-ended-job", ENDED_DETAIL)]
+    ("name", "job"),
+    [
+        ("gq-pending-job", PENDING_DETAIL),
+        ("gq-ended-job", ENDED_DETAIL),
+        ("gq-well-ended-job", WELL_ENDED_DETAIL),
+        ("gq-lost-promise", LOST_PROMISE_DETAIL),
+    ],
 )
 def test_one_job_is_explained_in_full(
     serve: Serve, run: Any, golden: Any, name: str, job: dict[str, Any]
@@ -320,7 +343,7 @@ def test_one_job_as_json_has_the_shape_of_several_and_all_about_it(serve: Serve,
     assert value["argv"] == ["python", "my train.py", "\\xff\x1b"]
     assert value["argv_base64"] == ["cHl0aG9u", "bXkgdHJhaW4ucHk=", "/xs="]
     assert value["events"] == [
-        {"at": "2025-12-31T23:59:00Z", "kind": "submitted", "text": "by bob", "data": None}
+        {"at": "2025-12-31T18:14:00Z", "kind": "submitted", "text": "by bob", "data": None}
     ]
 
 

@@ -19,6 +19,7 @@ from gpusched_client.errors import Invalid
 from tests.client.fake_server import FakeServer, Handler
 
 NOBODY = 65_534  # any uid that is not root's
+TO_LINES_OF_UNIX = r"run dos2unix on it, or sed -i 's/\r$//'"
 Serve = Callable[[dict[str, Handler]], FakeServer]
 
 
@@ -159,9 +160,9 @@ def test_the_lookup_is_in_the_jobs_directory_and_along_the_jobs_path(here: Path)
 def test_a_scripts_interpreter_is_looked_up_and_its_lines_end_as_a_shell_expects() -> None:
     assert "/nowhere/bash does not exist" in refusal(script="#!/nowhere/bash\n")
     assert "python99 is not in PATH" in refusal(script="#!/usr/bin/env python99\n")
-    assert "line 2 of /x/job.sh ends in CR" in refusal(
-        script=b"#!/bin/bash\nset -e\r\ncd /tmp\r\n", script_path="/x/job.sh"
-    )
+    text = refusal(script=b"#!/bin/bash\nset -e\r\ncd /tmp\r\n", script_path="/x/job.sh")
+    assert "line 2 of /x/job.sh ends in CR, as files from Windows do" in text
+    assert f"; {TO_LINES_OF_UNIX}" in text
     assert job_request(script="#!/usr/bin/env python3\nprint()\r\n", check=True).checked
 
 
@@ -278,6 +279,7 @@ def test_a_line_that_was_read_from_a_file_of_windows_is_refused() -> None:
     """As a script is: the shell would go to a directory whose name ends in CR."""
     text = refusal(shell="cd /tmp\r\nls\r\n")
     assert text.startswith("line 1 of the shell line ends in CR")
+    assert f"; {TO_LINES_OF_UNIX}" in text
     assert job_request(shell="printf 'a\r'", check=True).checked
 
 

@@ -91,6 +91,24 @@ def test_a_hash_begins_a_comment_only_at_the_begin_of_a_word(
     assert options_of(line) == options
 
 
+@pytest.mark.parametrize(
+    ("line", "values"),
+    [
+        ("#SBATCH --job-name=lr#3", ["lr#3"]),
+        ("#SBATCH -J lr#3 -t 5", ["lr#3", "5"]),
+        ("#SBATCH --job-name=a # b", ["a"]),
+        ("#SBATCH --job-name='a # b' --gpus=2", ["a # b", "2"]),
+        ('#SBATCH -J "#1" #2', ["#1"]),
+        ("#SBATCH -J a\\ #b", ["a #b"]),
+        ("#SBATCH # nothing", []),
+        ("\t#SBATCH\t--gpus=2\r", ["2"]),
+    ],
+)
+def test_a_hash_in_a_line_of_slurms_is_taken_as_in_ours(line: str, values: list[str]) -> None:
+    given = script_of(f"#!/bin/bash\n{line}\n".encode(), "f").slurm
+    assert [each.value for each in given] == values
+
+
 def test_a_line_of_options_that_goes_on_in_the_next_is_refused() -> None:
     with pytest.raises(Invalid, match=r"f: line 2: a line of options is not continued by"):
         script_of(b"#!/bin/bash\n#SBATCH --gpus=2 \\\n  --time=5\n", "f")
