@@ -22,7 +22,7 @@ from gpuschedd.run import obedience
 from gpuschedd.run.obedience import GIVE_UP_S, STOP_AFTER_S, WAKE_AFTER_S, Obedience, due_of
 from gpuschedd.system.clock import SchedulerClock, SystemClock
 from tests.sim.harness import VirtualClock
-from tests.support.daemon import DaemonProcess, until
+from tests.support.daemon import DaemonProcess, daemon_in, until
 
 GRACE_S = 10.0
 
@@ -189,6 +189,45 @@ def test_a_cancel_that_nobody_can_say_was_obeyed_is_node_fail_and_names_it(
             "its supervisor ended without an exit record, when it was to be cancelled by "
             f"{getpass.getuser()}: typo"
         )
+
+
+def test_a_second_cancel_reaches_a_supervisor_that_was_stopped_after_the_first(
+    tmp_path: Path,
+) -> None:
+    """Its order is known already: that somebody asks again wakes it, long before obedience does."""
+    options = ("--set", "scheduling.kill_grace=3600")
+    go = tmp_path / "go"
+    line = f"trap '' TERM; until [ -e {go} ]; do sleep 0.05; done"
+    with daemon_in(tmp_path, "1x24G", *options) as daemon, daemon.client() as client:
+        job = client.submit(shell=line, output="/dev/null")
+        until(lambda: client.job(job.id).state is JobState.RUNNING, "it runs")
+        supervisor = _supervisor_of(daemon.state_dir, job.id)
+        try:
+            client.cancel([job.id])
+            _stop(supervisor)
+            client.cancel([job.id])
+            until(lambda: _state_of(supervisor) != "T", "it goes on", 20)
+        finally:
+            os.kill(supervisor, signal.SIGCONT)
+            go.touch()
+        assert client.wait(job.id, timeout_s=30).state is JobState.CANCELLED
+
+
+def test_a_supervisor_that_was_stopped_after_its_cancel_is_woken_in_time(tmp_path: Path) -> None:
+    """Nobody asks again, and its own timer of the grace cannot ring."""
+    options = ("--set", "scheduling.kill_grace=2")
+    with daemon_in(tmp_path, "1x24G", *options) as daemon, daemon.client() as client:
+        job = client.submit(shell="trap '' TERM; while :; do sleep 0.05; done", output="/dev/null")
+        until(lambda: client.job(job.id).state is JobState.RUNNING, "it runs")
+        supervisor = _supervisor_of(daemon.state_dir, job.id)
+        client.cancel([job.id])
+        _stop(supervisor)
+        assert client.wait(job.id, timeout_s=30).state is JobState.CANCELLED
+
+
+def _stop(pid: int) -> None:
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: _state_of(pid) == "T", "it is stopped")
 
 
 def _state_of(pid: int) -> str:
