@@ -126,6 +126,34 @@ def test_one_module_reads_the_clock() -> None:
     assert found == []
 
 
+def _calls_of(path: Path, name: str) -> list[ast.Call]:
+    """Where a file calls what has this name, however it got at it."""
+    calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    return [call for call in calls if _name_of(call.func) == name]
+
+
+def _name_of(called: ast.expr) -> str | None:
+    if isinstance(called, ast.Attribute):
+        return called.attr
+    return called.id if isinstance(called, ast.Name) else None
+
+
+def test_pools_of_threads_are_made_in_one_place() -> None:
+    """There all threads exist from the start: one that grows fails where no thread can be made."""
+    makers = {_shown(path) for path in _sources(DAEMON) if _calls_of(path, "ThreadPoolExecutor")}
+    assert makers == {"gpuschedd/system/threads.py"}
+
+
+def test_what_the_loop_does_in_threads_has_such_a_pool() -> None:
+    """asyncio.to_thread, and look-ups of names, use the loop's own: by default one that grows."""
+    given = [
+        (_shown(path), [_name_of(each.func) for each in call.args if isinstance(each, ast.Call)])
+        for path in _sources(DAEMON)
+        for call in _calls_of(path, "set_default_executor")
+    ]
+    assert given == [("gpuschedd/daemon.py", ["started_pool"])]
+
+
 @pytest.mark.parametrize("path", _sources(SUPERVISOR), ids=_shown)
 def test_the_supervisor_needs_the_standard_library_and_its_own_folder_alone(path: Path) -> None:
     """It runs with -I -S: nothing else is there, or may be."""

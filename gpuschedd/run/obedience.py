@@ -64,6 +64,7 @@ class Obedience:
         self._supervisors = supervisors
         self._clock = clock
         self._cancel_known_s: dict[JobId, float] = {}
+        self._woken_s: dict[JobId, float] = {}  # first, for what is due now
         self._timers: dict[JobId, asyncio.TimerHandle] = {}
 
     def follow(self, job: Job) -> None:
@@ -76,6 +77,7 @@ class Obedience:
     def drop(self, job_id: JobId) -> None:
         """Nothing is due of it any more."""
         self._cancel_known_s.pop(job_id, None)
+        self._woken_s.pop(job_id, None)
         if (timer := self._timers.pop(job_id, None)) is not None:
             timer.cancel()
 
@@ -89,11 +91,20 @@ class Obedience:
 
     def _act(self, key: JobKey, due: Due) -> None:
         now_s = self._clock.now_s()
-        if now_s >= due.stop_s:
+        if (
+            now_s < due.wake_s
+        ):  # the clock of timers runs on while the host sleeps, or ahead by a hair
+            self._set(key, due, due.wake_s)
+            return
+        woken_s = self._woken_s.get(key[0], -math.inf)
+        is_woken = woken_s >= due.wake_s  # else that was for something else
+        if not is_woken:
+            woken_s = self._woken_s[key[0]] = now_s
+        # A daemon that was away, or a host that slept, comes when both are due.
+        stop_s = max(due.stop_s, woken_s + STOP_AFTER_S - WAKE_AFTER_S)
+        if is_woken and now_s >= stop_s:
             self._supervisors.stop_disobedient(key)
             self._set(key, due, now_s + AGAIN_S)
-        elif now_s >= due.wake_s:
+        else:
             self._supervisors.wake(key)
-            self._set(key, due, min(due.stop_s, now_s + AGAIN_S))
-        else:  # the clock of timers runs on while the host sleeps, or ahead by a hair
-            self._set(key, due, due.wake_s)
+            self._set(key, due, min(stop_s, now_s + AGAIN_S))

@@ -6,20 +6,25 @@ import asyncio
 import json
 import os
 import signal
+import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from gpusched_client.terms import JobState
+from gpusched_client.terms import JobId, JobState
+from gpuschedd.gpu.attribution import JobKey
 from gpuschedd.gpu.source import DeviceAccess, DeviceMissing
 from gpuschedd.jobs.batch import Batch
+from gpuschedd.run import dispatcher as dispatcher_module
 from gpuschedd.run.dispatcher import Dispatcher, keep_time
 from gpuschedd.run.launchers.direct import LaunchDeferred
 from gpuschedd.run.launchers.systemd import SystemdLauncher
 from gpuschedd.store.records import Changes
-from tests.support.daemon import DaemonProcess, daemon_in, until
+from tests.jobs.test_gates import WAITING
+from tests.support.daemon import DaemonProcess, clean_up, daemon_in, until
 
 RESPAWNER = r"""
 import os, signal, time
@@ -333,3 +338,106 @@ def test_the_time_alone_is_worth_a_commit_while_something_runs() -> None:
     changes = Changes()
     parent.into(changes)
     assert not changes.is_empty
+
+
+class Watched:
+    """A runner that tracks some attempts, and notes what is asked of it."""
+
+    def __init__(self, *tracked: JobKey) -> None:
+        self.tracked = set(tracked)
+        self.asked: asyncio.Queue[tuple[str, JobKey]] = asyncio.Queue()
+
+    def report_to(self, _report: object) -> None:
+        """Nothing is reported."""
+
+    def look_again(self, key: JobKey) -> bool:
+        """A look of the slow clock."""
+        if key not in self.tracked:
+            return False
+        self.asked.put_nowait(("look", key))
+        return True
+
+    async def recover(self, key: JobKey, _uid: int, _orders: object, *, ran: bool) -> None:
+        """As at a start."""
+        assert ran
+        self.tracked.add(key)
+        self.asked.put_nowait(("recover", key))
+
+
+def test_the_slow_clock_looks_at_every_attempt_and_finds_those_that_nobody_tracks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Again and again, and only at what holds something. Each time the clock is committed."""
+    monkeypatch.setattr(dispatcher_module, "LOOK_EVERY_S", 0.001)
+    lost, tracked = (
+        replace(WAITING, job_id=JobId(number), state=JobState.RUNNING) for number in (1, 2)
+    )
+    posted: list[object] = []
+    controller: Any = SimpleNamespace(
+        clock=None,
+        on_commit=[],
+        post=posted.append,
+        state=SimpleNamespace(jobs={job.job_id: job for job in (lost, tracked, WAITING)}),
+    )
+    lost_key, tracked_key = ((job.job_id, job.attempt) for job in (lost, tracked))
+    runner = Watched(tracked_key)
+    unasked: Any = None
+    dispatcher = Dispatcher(controller, cast(Any, runner), unasked, unasked, unasked, unasked)
+
+    async def story() -> list[tuple[str, JobKey]]:
+        looking = asyncio.ensure_future(dispatcher.look_regularly())
+        try:
+            return [await asyncio.wait_for(runner.asked.get(), 30) for _ in range(6)]
+        finally:
+            looking.cancel()
+
+    again = [("look", lost_key), ("look", tracked_key)]
+    assert asyncio.run(story()) == [
+        ("recover", lost_key),
+        ("look", tracked_key),
+        *again,
+        *again,
+    ]
+    assert len(posted) >= 3
+    assert set(posted) == {keep_time}
+
+
+#: A daemon that hears no supervisor, and whose first look at an attempt comes to nothing.
+DEAF = """
+import sys
+from gpuschedd.run import dispatcher, hints, launches, runner
+hints.HintSocket._read = lambda self: self._socket.recv(hints.HINT_BYTES_MAX) and None
+launches.EARLY_LOOKS_S, dispatcher.LOOK_EVERY_S = {early}, {every}
+first, look = set(), runner.Runner.look
+def later(self, key):
+    if key in first:
+        look(self, key)
+    first.add(key)
+runner.Runner.look = later
+sys.argv = ["gpuschedd", *sys.argv[4:]]
+import gpuschedd.cli
+gpuschedd.cli.cli()
+"""
+
+
+@pytest.mark.parametrize(
+    ("early", "every"),
+    [("launches.EARLY_LOOKS_S", "1e6"), ("()", "0.1")],
+    ids=["soon after the launch", "by the slow clock"],
+)
+def test_a_job_is_seen_to_run_though_every_hint_is_lost(
+    tmp_path: Path, early: str, every: str
+) -> None:
+    """By the looks after a launch, or by the slow clock alone; no look at the GPUs is due."""
+    deaf = DEAF.format(early=early, every=every)
+    daemon = DaemonProcess(
+        tmp_path, "1x24G", "--set", "gpu_sample_interval=60", wrapper=(sys.executable, "-c", deaf)
+    )
+    try:
+        with daemon.start().client() as client:
+            job = client.submit(["sleep", "600"], output="/dev/null")
+            until(lambda: client.job(job.id).state is JobState.RUNNING, "it is seen to run", 20)
+            client.cancel(job.id)
+            assert client.wait(job.id, timeout_s=30).state is JobState.CANCELLED
+    finally:
+        clean_up(daemon)

@@ -21,7 +21,8 @@ from gpuschedd.gpu.attribution import JobKey
 from gpuschedd.run import obedience
 from gpuschedd.run.obedience import GIVE_UP_S, STOP_AFTER_S, WAKE_AFTER_S, Obedience, due_of
 from gpuschedd.system.clock import SchedulerClock, SystemClock
-from tests.support.daemon import DaemonProcess, until
+from tests.sim.harness import VirtualClock
+from tests.support.daemon import DaemonProcess, daemon_in, until
 
 GRACE_S = 10.0
 
@@ -98,8 +99,8 @@ def test_what_was_due_before_the_daemon_started_is_seen_to_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A cancel from before counts from the start; a limit that is long over acts at once."""
-    monkeypatch.setattr(obedience, "WAKE_AFTER_S", 0.01)
-    monkeypatch.setattr(obedience, "STOP_AFTER_S", 0.02)
+    monkeypatch.setattr(obedience, "WAKE_AFTER_S", 0.0)
+    monkeypatch.setattr(obedience, "STOP_AFTER_S", 0.0)
 
     async def story() -> list[str]:
         reached = Reached()
@@ -116,9 +117,36 @@ def test_what_was_due_before_the_daemon_started_is_seen_to_again(
         watched.drop(JobId(7))
         return reached.said
 
-    said = asyncio.run(story())
-    assert said[0] == "wake"
-    assert said.count("stop") == 2
+    assert asyncio.run(story()) == ["wake", "stop", "wake", "stop"]
+
+
+def test_one_that_is_late_for_long_is_woken_and_has_its_time_before_it_is_stopped() -> None:
+    """The daemon was away, or the host slept: it may have been stopped by a signal meanwhile."""
+
+    async def story() -> None:
+        reached, time = Reached(), VirtualClock()
+        clock = SchedulerClock(time, None)
+        watched = Obedience(reached, clock)
+        job = replace(job_that_runs(1.0), started_sched_s=clock.now_s() - 3600.0)
+        longer = replace(job, request=replace(job.request, time_limit_s=3660.0))
+
+        async def followed(job: Job) -> list[str]:
+            watched.follow(job)
+            before = len(reached.said)
+            while len(reached.said) == before:
+                await asyncio.sleep(0)
+            return reached.said
+
+        assert await followed(job) == ["wake"]
+        time.now += STOP_AFTER_S - WAKE_AFTER_S - 0.1
+        assert await followed(job) == ["wake", "wake"]
+        time.now += 0.2
+        assert await followed(job) == ["wake", "wake", "stop"]
+        time.now += 3600.0
+        assert (await followed(longer))[3:] == ["wake"]
+        watched.drop(JobId(7))
+
+    asyncio.run(asyncio.wait_for(story(), 30))
 
 
 def test_a_cancel_reaches_a_supervisor_that_was_stopped_across_a_restart(
@@ -142,14 +170,18 @@ def test_a_cancel_reaches_a_supervisor_that_was_stopped_across_a_restart(
 def test_a_cancel_that_nobody_can_say_was_obeyed_is_node_fail_and_names_it(
     daemon: DaemonProcess,
 ) -> None:
-    """The main process may have ended by itself before: its code is lost with the supervisor."""
+    """The main process may have ended by itself before: its code is lost with the supervisor.
+
+    Its directory has another name while the order is given, so that the supervisor never reads it.
+    """
     with daemon.client() as client:
         job = client.submit(["sleep", "600"], gpus=1)
         until(lambda: client.job(job.id).state is JobState.RUNNING, "it runs")
         supervisor = _supervisor_of(daemon.state_dir, job.id)
-        os.kill(supervisor, signal.SIGSTOP)
-        until(lambda: _state_of(supervisor) == "T", "it is stopped")  # else it may obey before
+        place = daemon.state_dir / "jobs" / f"{job.id}.1"
+        away = place.rename(place.with_name("away"))
         client.cancel([job.id], reason="typo")
+        away.rename(place)
         os.kill(supervisor, signal.SIGKILL)
         ended = client.wait(job.id, timeout_s=30)
         assert (ended.state, ended.exit_code) == (JobState.NODE_FAIL, None)
@@ -157,6 +189,45 @@ def test_a_cancel_that_nobody_can_say_was_obeyed_is_node_fail_and_names_it(
             "its supervisor ended without an exit record, when it was to be cancelled by "
             f"{getpass.getuser()}: typo"
         )
+
+
+def test_a_second_cancel_reaches_a_supervisor_that_was_stopped_after_the_first(
+    tmp_path: Path,
+) -> None:
+    """Its order is known already: that somebody asks again wakes it, long before obedience does."""
+    options = ("--set", "scheduling.kill_grace=3600")
+    go = tmp_path / "go"
+    line = f"trap '' TERM; until [ -e {go} ]; do sleep 0.05; done"
+    with daemon_in(tmp_path, "1x24G", *options) as daemon, daemon.client() as client:
+        job = client.submit(shell=line, output="/dev/null")
+        until(lambda: client.job(job.id).state is JobState.RUNNING, "it runs")
+        supervisor = _supervisor_of(daemon.state_dir, job.id)
+        try:
+            client.cancel([job.id])
+            _stop(supervisor)
+            client.cancel([job.id])
+            until(lambda: _state_of(supervisor) != "T", "it goes on", 20)
+        finally:
+            os.kill(supervisor, signal.SIGCONT)
+            go.touch()
+        assert client.wait(job.id, timeout_s=30).state is JobState.CANCELLED
+
+
+def test_a_supervisor_that_was_stopped_after_its_cancel_is_woken_in_time(tmp_path: Path) -> None:
+    """Nobody asks again, and its own timer of the grace cannot ring."""
+    options = ("--set", "scheduling.kill_grace=2")
+    with daemon_in(tmp_path, "1x24G", *options) as daemon, daemon.client() as client:
+        job = client.submit(shell="trap '' TERM; while :; do sleep 0.05; done", output="/dev/null")
+        until(lambda: client.job(job.id).state is JobState.RUNNING, "it runs")
+        supervisor = _supervisor_of(daemon.state_dir, job.id)
+        client.cancel([job.id])
+        _stop(supervisor)
+        assert client.wait(job.id, timeout_s=30).state is JobState.CANCELLED
+
+
+def _stop(pid: int) -> None:
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: _state_of(pid) == "T", "it is stopped")
 
 
 def _state_of(pid: int) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gpusched_client.terms import JobId
-from gpuschedd.core.attempt import AttemptReport, Claim, Observation, Orders
+from gpuschedd.core.attempt import AttemptReport, Cancel, Claim, Observation, Orders
 from gpuschedd.gpu.attribution import JobKey
 from gpuschedd.run import launches
 from gpuschedd.run import runner as runner_module
@@ -155,6 +155,23 @@ def test_a_failed_launch_is_fenced_before_anything_is_said_of_it(trial: Trial) -
         assert report.seen.claim is not None
 
     trial.run(StubLauncher(LaunchFailed("no claim")), story)
+
+
+def test_a_cancel_is_published_when_it_is_answered_though_the_job_has_not_started(
+    trial: Trial,
+) -> None:
+    """A supervisor has the claim: it cannot be fenced, and would begin if the daemon died now."""
+    trial.is_full = False
+    _claim_alive(trial.place)
+    cancelled = Orders(time_limit_s=60.0, cancel=Cancel("alice", 1.0, "typo"))
+
+    async def story(runner: Runner) -> None:
+        runner._track(KEY, os.getuid())
+        runner.fence(KEY, cancelled)
+        await runner.delivered([KEY])
+        assert JobDir.open(trial.place, *KEY).orders() == cancelled
+
+    trial.run(StubLauncher(), story)
 
 
 @pytest.mark.parametrize(

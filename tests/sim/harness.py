@@ -223,6 +223,9 @@ class PlayedRunner:
     def forget(self, key: JobKey) -> None:
         self.world.attempts.pop(key, None)
 
+    def wake(self, key: JobKey) -> None:
+        del key
+
     def stop_disobedient(self, key: JobKey) -> None:
         del key
 
