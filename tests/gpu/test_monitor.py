@@ -1019,3 +1019,36 @@ def test_status_says_only_what_is_true_now(driver: FakeDriver, daemon_over: Star
     assert status.returncode == 0
     assert "All is well." in status.stdout
     assert "Last errors" not in status.stdout
+
+
+QUICK_TO_GO = """
+import sys
+from gpuschedd.gpu import free_memory
+free_memory.RELEASE_LAG_S = 1.0
+sys.argv = sys.argv[3:]  # what was asked: python -m gpuschedd.main ..
+from gpuschedd.cli import cli
+cli()
+"""
+NO_LISTS = [
+    f"error nvmlDeviceGet{kind}RunningProcesses_v3 * 3"
+    for kind in ("Compute", "Graphics", "MPSCompute")
+]
+
+
+def test_what_was_there_before_jobs_is_known_again_after_a_restart_beside_one(
+    driver: FakeDriver, daemon_over: Start
+) -> None:
+    """WSL2: no lists, and a desktop of 900 MiB; once its memory may be gone, whole jobs start."""
+    driver.gpu(0, ownerless=900 * MIB)
+    driver.add(*NO_LISTS)
+    daemon = daemon_over(driver, wrapper=(sys.executable, "-c", QUICK_TO_GO))
+    with daemon.client() as client:
+        job = client.submit(["sleep", "600"], output="/dev/null")
+        until(lambda: is_running(client, job.id), "it runs")
+    assert daemon.stop() == 0
+    daemon.start()
+    with daemon.client() as client:
+        client.cancel([job.id])
+        client.wait(job.id, timeout_s=30)
+        second = client.submit(["true"], output="/dev/null")
+        assert client.wait(second.id, timeout_s=60).state is JobState.COMPLETED
