@@ -42,6 +42,7 @@ from gpuschedd.cli import cli
 cli()
 """
 QUICK = ("--set", "nvml.health_interval=0.2")
+QUICK_TO_GIVE_UP = ("--set", "nvml.sweep_deadline=1.0", "--set", "nvml.open_deadline=4.0")
 
 
 def claim(*options: str) -> list[str]:
@@ -934,6 +935,63 @@ def test_a_gpu_that_cannot_be_opened_at_the_start_is_shown_with_the_reason(
         assert daemon.run("gctl", "drain", "1", "--reason", "sent back").returncode == 0
         assert gpus_by_index(client) == {0: "ok", 1: "drained"}
         assert daemon.run("gctl", "status").returncode == 0
+
+
+@pytest.mark.parametrize("trouble", ["hang", "crash"])
+@pytest.mark.parametrize("is_on_record", [False, True])
+def test_a_gpu_that_hangs_the_driver_from_the_start_is_shown_with_the_reason(
+    driver: FakeDriver, daemon_over: Start, trouble: str, is_on_record: bool
+) -> None:
+    """Seen before or never: as one that cannot be opened. The others take jobs."""
+    another(driver)
+    line = f"{trouble} nvmlDeviceGetUUID 1"
+    if not is_on_record:
+        driver.add(line)
+    daemon = daemon_over(driver, *QUICK_TO_GIVE_UP, wrapper=[sys.executable, "-c", QUICK_TO_LOOK])
+    if is_on_record:
+        with daemon.client() as client:
+            until(lambda: gpus_by_index(client) == {0: "ok", 1: "ok"}, "both are there")
+        assert daemon.stop() == 0
+        driver.add(line)
+        daemon.start()
+    with daemon.client() as client:
+        until(lambda: gpus_by_index(client) == {0: "ok", 1: "unread"}, "it is given up")
+        gpu = next(gpu for gpu in client.gpus() if gpu.index == 1)
+        assert gpu.reason == "it hangs the driver (nvmlDeviceGetUUID) and is not asked for now"
+        assert (gpu.uuid == uuid_of(1)) is is_on_record
+        status = daemon.run("gctl", "status")
+        assert status.returncode == 1
+        assert "GPU 1 is unread: it hangs the driver" in status.stdout
+        assert daemon.run("gctl", "drain", "1", "--reason", "sent back").returncode == 0
+        assert gpus_by_index(client) == {0: "ok", 1: "drained"}
+        job = client.submit(["true"], output="/dev/null")
+        assert client.wait(job.id, timeout_s=30).gpu_indices == (0,)
+
+
+def test_a_host_whose_only_gpu_hangs_from_the_start_shows_it(
+    driver: FakeDriver, daemon_over: Start
+) -> None:
+    """And goes on without GPUs."""
+    driver.add("hang nvmlDeviceGetHandleByIndex_v2 0")
+    daemon = daemon_over(driver, *QUICK_TO_GIVE_UP, wrapper=[sys.executable, "-c", QUICK_TO_LOOK])
+    with daemon.client() as client:
+        until(lambda: gpus_by_index(client) == {0: "unread"}, "it is given up")
+        assert "it hangs the driver" in daemon.run("gctl", "status").stdout
+        job = client.submit(["true"], gpus=0, output="/dev/null")
+        assert client.wait(job.id, timeout_s=30).state is JobState.COMPLETED
+
+
+def test_a_gpu_that_cannot_be_opened_is_one_that_the_configuration_may_name(
+    driver: FakeDriver, daemon_over: Start
+) -> None:
+    """It is here, and why it takes no job is not that there is no such GPU."""
+    another(driver)
+    driver.add(f"error nvmlDeviceGetHandleByIndex_v2 1 {UNKNOWN}")
+    daemon = daemon_over(driver, "--set", "gpus=[1]")
+    with daemon.client() as client:
+        assert gpus_by_index(client) == {1: "unread"}
+    assert "no such GPU" not in daemon.run("gctl", "status").stdout
+    assert "no such GPU" not in daemon.log.read_text()
 
 
 def test_a_gpu_on_record_that_the_start_did_not_bring_is_shown_with_its_job(
