@@ -1087,6 +1087,61 @@ sys.argv = sys.argv[3:]  # what was asked: python -m gpuschedd.main ..
 from gpuschedd.cli import cli
 cli()
 """
+
+
+def test_a_gpu_that_is_slowed_down_by_heat_is_shown_as_that_and_takes_jobs(
+    driver: FakeDriver, daemon_over: Start
+) -> None:
+    """A warning is no state."""
+    driver.gpu(0, throttle=0x40)
+    daemon = daemon_over(driver, *QUICK)
+    words = "it is slowed down (too hot, by hardware)"
+    with daemon.client() as client:
+        until(lambda: client.gpus()[0].reason == words, "it is told")
+        assert words in daemon.run("gq", "--gpus").stdout
+        job = client.submit(["true"], output="/dev/null")
+        assert client.wait(job.id, timeout_s=30).gpu_indices == (0,)
+        assert daemon.run("gctl", "status").returncode == 0
+        driver.gpu(0, throttle=0)
+        until(lambda: not client.gpus()[0].reason, "it is cool again")
+
+
+QUADS, PAIRS = ((0, 1, 2, 3), (4, 5, 6, 7)), ((0, 4), (1, 5), (2, 6), (3, 7))
+
+
+def dgx_1(driver: FakeDriver) -> None:
+    """Eight GPUs, two full quads, and each GPU joined with its like in the other one."""
+    for index in range(1, 8):
+        another(driver, index)
+    for index in range(8):
+        peers = [peer for group in (*QUADS, *PAIRS) if index in group for peer in group]
+        peers = [peer for peer in peers if peer != index]
+        links = [f"{link} {peer}" for link, peer in enumerate(peers)]
+        driver.gpu(index, links=len(links), link=links)
+    for group in (*QUADS, *PAIRS):
+        driver.add(*(f"p2p {one} {two} 0" for one in group for two in group if one < two))
+
+
+def test_gpus_joined_across_two_quads_are_a_pair_and_others_of_them_are_not(
+    driver: FakeDriver, daemon_over: Start
+) -> None:
+    """As on a DGX-1: 0 and 4 have a link, 0 and 5 have none, and the reason says so."""
+    dgx_1(driver)
+    daemon = daemon_over(driver)
+    with daemon.client() as client:
+        ids = [client.submit(["sleep", "600"], output="/dev/null").id for _ in range(8)]
+        until(lambda: all(is_running(client, job_id) for job_id in ids), "the host is full")
+        job_at = {client.job(job_id).gpu_indices[0]: job_id for job_id in ids}
+        client.cancel([job_at[0], job_at[5]])
+        client.wait(job_at[0], timeout_s=30)
+        client.wait(job_at[5], timeout_s=30)
+        pair = client.submit(["true"], gpus=2, topology="nvlink", output="/dev/null")
+        until_reason(client, pair.id, "NVLink")
+        client.cancel([job_at[4]])
+        assert client.wait(pair.id, timeout_s=30).gpu_indices in ((0, 4), (4, 5))
+        assert daemon.run("gsub", "-g", "5", "--topology", "nvlink", "true").returncode == 65
+
+
 NO_LISTS = [
     f"error nvmlDeviceGet{kind}RunningProcesses_v3 * 3"
     for kind in ("Compute", "Graphics", "MPSCompute")
