@@ -1122,6 +1122,20 @@ def dgx_1(driver: FakeDriver) -> None:
         driver.add(*(f"p2p {one} {two} 0" for one in group for two in group if one < two))
 
 
+def filled(client: Client, count: int) -> dict[int, int]:
+    """So many jobs of one GPU each run: by their GPU."""
+    ids = [client.submit(["sleep", "600"], output="/dev/null").id for _ in range(count)]
+    until(lambda: all(is_running(client, job_id) for job_id in ids), "they run")
+    return {index: job_id for job_id in ids for index in client.job(job_id).gpu_indices or ()}
+
+
+def free(client: Client, *ids: int) -> None:
+    """These jobs are over."""
+    client.cancel(ids)
+    for job_id in ids:
+        client.wait(job_id, timeout_s=30)
+
+
 def test_gpus_joined_across_two_quads_are_a_pair_and_others_of_them_are_not(
     driver: FakeDriver, daemon_over: Start
 ) -> None:
@@ -1129,16 +1143,15 @@ def test_gpus_joined_across_two_quads_are_a_pair_and_others_of_them_are_not(
     dgx_1(driver)
     daemon = daemon_over(driver)
     with daemon.client() as client:
-        ids = [client.submit(["sleep", "600"], output="/dev/null").id for _ in range(8)]
-        until(lambda: all(is_running(client, job_id) for job_id in ids), "the host is full")
-        job_at = {client.job(job_id).gpu_indices[0]: job_id for job_id in ids}
-        client.cancel([job_at[0], job_at[5]])
-        client.wait(job_at[0], timeout_s=30)
-        client.wait(job_at[5], timeout_s=30)
+        job_at = filled(client, 8)
+        free(client, job_at[0], job_at[5])
         pair = client.submit(["true"], gpus=2, topology="nvlink", output="/dev/null")
         until_reason(client, pair.id, "NVLink")
-        client.cancel([job_at[4]])
-        assert client.wait(pair.id, timeout_s=30).gpu_indices in ((0, 4), (4, 5))
+        client.cancel([pair.id])
+        job_at |= filled(client, 2)
+        free(client, job_at[0], job_at[4])
+        pair = client.submit(["true"], gpus=2, topology="nvlink", output="/dev/null")
+        assert client.wait(pair.id, timeout_s=30).gpu_indices == (0, 4)
         assert daemon.run("gsub", "-g", "5", "--topology", "nvlink", "true").returncode == 65
 
 
