@@ -16,6 +16,7 @@ from gpusched_client.units import MIB, bytes_text
 from gpuschedd.config.keys import Sharing
 from gpuschedd.core.model import Gpu
 from gpuschedd.gpu.attribution import JobKey
+from gpuschedd.gpu.baseline import Baseline
 from gpuschedd.gpu.facts import Count, GpuFacts, Violation
 from gpuschedd.gpu.foreign import (
     STEP_BYTES,
@@ -62,12 +63,13 @@ class FreeMemory:
         self._last: dict[GpuUuid, Gpu] = {}  # use and foreign use by the last sample that counts
         self._release_ends_s: dict[GpuUuid, float] = {}
         self._held_up: set[GpuUuid] = set()  # foreign use was there before the last job ended
-        self._baseline: dict[GpuUuid, int] = {}  # in use before our first job
+        self._baseline = Baseline()
 
     def job_ended(self, key: JobKey, uuids: Iterable[GpuUuid], at_s: float) -> None:
         """Samples taken before at_s (boot time) say nothing more about these GPUs."""
         for uuid in uuids:
             self._ended[uuid] = (at_s, key[0])
+            self._baseline.job_ended(uuid)
             self._release_ends_s.pop(uuid, None)
             if uuid in self._foreign_since_s:
                 self._held_up.add(uuid)
@@ -202,14 +204,20 @@ class FreeMemory:
         foreign_bytes = known + unexplained
         loud = [each for each in count.foreign if not each.is_quiet]
         nobodys = 0 if info.is_hosts else count.ownerless + unexplained
-        nobodys = max(0, nobodys - self._idle_use(info, reading, held, loud))
+        lag_s = self._release_lag_s(info.uuid)
+        used = reading.used_bytes
+        self._baseline.look(info.uuid, used, nobodys, is_held=bool(held), lag_s=lag_s)
+        is_left = info.is_hosts or nobodys > self._baseline.nobodys(info.uuid)
+        nobodys = max(0, nobodys - self._idle_use(info, reading, loud))
         is_idle = self._is_idle(info, loud, nobodys)
         hint, closed = "", ""
         keepers = [] if gpu.shareable else keepers_of_exclusive(count.foreign)
         if keepers:
             is_idle, foreign_bytes = False, gpu.capacity_bytes
             closed = "; its compute mode allows one process only, so it is in use"
-        leaves_by_s = self._leaves_by_s(info.uuid, count, foreign_bytes, now_s)
+        leaves_by_s = None
+        if foreign_bytes and is_left and not count.foreign:
+            leaves_by_s = self._leaves_by_s(info.uuid, now_s)
         if not is_idle and not keepers and leaves_by_s is None:
             hint = self._hint(loud, nobodys)
         told = self._told(info, count, unexplained, keepers, closed, hint)
@@ -233,22 +241,14 @@ class FreeMemory:
         total = sum(foreign.peak for foreign in loud) + nobodys
         return total == 0 or total < self.sharing.idle_threshold_bytes
 
-    def _idle_use(
-        self,
-        info: GpuInfo,
-        reading: GpuReading,
-        held: Sequence[Holding],
-        loud: Sequence[Foreign],
-    ) -> int:
+    def _idle_use(self, info: GpuInfo, reading: GpuReading, loud: Sequence[Foreign]) -> int:
         """In use before our first job, where no process tells its size: the desktop's, on WSL."""
-        uuid, used = info.uuid, reading.used_bytes or 0
-        if not held and uuid not in self._ended:
-            self._baseline[uuid] = used
+        uuid = info.uuid
         tells = self._ownership.tells_sizes(uuid) or reading.processes == ()
         if tells or any(not foreign.process.graphics_only for foreign in loud):
             return 0
         most = int(BASELINE_SHARE_MAX * (info.total_bytes or 0))
-        known = self._baseline.get(uuid, 0)
+        known = self._baseline.in_use(uuid)
         return known if known <= most else 0
 
     def _hint(self, loud: Sequence[Foreign], nobodys: int) -> str:
@@ -259,12 +259,10 @@ class FreeMemory:
         total = sum(foreign.peak for foreign in loud) + nobodys
         return threshold_hint(total, self.sharing.idle_threshold_bytes)
 
-    def _leaves_by_s(
-        self, uuid: GpuUuid, count: Count, foreign_bytes: int, now_s: float
-    ) -> float | None:
-        """When memory that an ended job leaves behind should be gone; None: it is not only that."""
+    def _leaves_by_s(self, uuid: GpuUuid, now_s: float) -> float | None:
+        """When memory that an ended job leaves behind should be gone; None: it was to be by now."""
         end_s = self._release_end_s(uuid, now_s)
-        return end_s if foreign_bytes and not count.foreign and end_s > now_s else None
+        return end_s if end_s > now_s else None
 
     def _release_end_s(self, uuid: GpuUuid, now_s: float) -> float:
         """Until when ownerless memory is the last job's, in scheduler time; the same each time."""
@@ -347,8 +345,14 @@ class FreeMemory:
                 parts.append(f"{bytes_text(unexplained)} of the host, whose memory it shares")
             return parts
         ownerless = count.ownerless - count.given + unexplained
-        if ownerless >= MIB:
-            parts.append(f"{bytes_text(ownerless)} {self._ownerless_words(info.uuid, count)}")
+        before = min(ownerless, self._baseline.nobodys(info.uuid))
+        if any(foreign.size_is_unknown for foreign in count.foreign):
+            before = 0  # probably theirs, all of it
+        if ownerless - before >= MIB:
+            since = ownerless - before
+            parts.append(f"{bytes_text(since)} {self._ownerless_words(info.uuid, count)}")
+        if before >= MIB:
+            parts.append(f"{bytes_text(before)} that no process owns")
         return parts
 
     def _ownerless_words(self, uuid: GpuUuid, count: Count) -> str:

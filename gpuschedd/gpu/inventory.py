@@ -43,12 +43,13 @@ class HostInventory:
     def unknown_names_in(self, sample: Sample) -> tuple[str, ...]:
         """Configured GPU names that match no GPU on this host."""
         wanted = self._controller.state.config.gpus
-        names = unknown_names(sample.inventory, wanted)
-        present = ", ".join(str(gpu.index) for gpu in sample.inventory) or "none"
+        here = self._with_unopened(sample).inventory
+        names = unknown_names(here, wanted)
+        present = ", ".join(str(gpu.index) for gpu in sorted(here, key=display_order)) or "none"
         text = f"gpus names {', '.join(names)}: no such GPU here (present: {present})"
-        if not sample.inventory and not sample.unopened:
+        if not here:
             text = NO_GPU_TEXT
-        is_none = not select_gpus(sample.inventory, wanted) and (names or text is NO_GPU_TEXT)
+        is_none = not select_gpus(here, wanted) and (names or text is NO_GPU_TEXT)
         self.misnamed = text if is_none else None
         self._controller.set_gpu_problem(self.misnamed)
         return (text,) if names or is_none else ()

@@ -10,6 +10,7 @@ from gpusched_client.terms import GpuUuid
 from gpuschedd.core.model import GpuState
 from gpuschedd.core.reasons import hints
 from gpuschedd.gpu.attribution import ForeignProcess
+from gpuschedd.gpu.free_memory import RELEASE_LAG_S
 from gpuschedd.gpu.holdings import Holding
 from gpuschedd.gpu.metering import UseMeter
 from gpuschedd.gpu.source import GpuInfo, GpuProcess, GpuReading, Sample
@@ -374,6 +375,69 @@ def test_where_no_process_tells_its_size_what_was_there_before_jobs_is_idle(judg
     reading = GpuReading(UUID, GIB, 47 * GIB, processes=(drawing,), listed_used_bytes=GIB)
     assert Judge().gpu(Sample(1.0, (CARD,), (reading,))).whole_idle
     assert not Judge().gpu(sample(30 * GIB, listed=False)).whole_idle  # no desktop
+
+
+def test_after_a_start_beside_a_job_what_is_left_without_it_is_idle(judge: Judge) -> None:
+    """WSL2, and the daemon was restarted: once the job and what it leaves behind are gone."""
+    ended_s = started_beside_a_job(judge, 900 * MIB)
+    glow = judge.gpu(sample(900 * MIB, listed=False, taken_s=ended_s + 0.1))
+    assert (glow.whole_idle, glow.leaves_by_s is None) == (False, False)
+    judge.ledger.job_ended(key(1), [UUID], ended_s - RELEASE_LAG_S)
+    later = judge.gpu(sample(900 * MIB, listed=False, taken_s=ended_s + 0.2))
+    assert (later.whole_idle, later.leaves_by_s, later.foreign_hint) == (True, None, "")
+    assert "leaves behind" not in later.foreign_text
+    stranger = judge.gpu(sample(3 * GIB, listed=False, taken_s=ended_s + 0.3))
+    assert not stranger.whole_idle
+
+
+def test_after_a_start_beside_a_job_a_stranger_that_came_since_is_in_the_way(judge: Judge) -> None:
+    """It is there in the first look without the job; it was not in those beside the job."""
+    ended_s = started_beside_a_job(judge, 900 * MIB)
+    judge.ledger.job_ended(key(1), [UUID], ended_s - RELEASE_LAG_S)
+    assert not judge.gpu(sample(3 * GIB, listed=False, taken_s=ended_s)).whole_idle
+    assert judge.gpu(sample(900 * MIB, listed=False, taken_s=ended_s + 0.1)).whole_idle
+
+
+def started_beside_a_job(judge: Judge, used: int) -> float:
+    """The first looks are beside a job, which ends now: the boot time."""
+    judge.gpu(sample(used, listed=False), holdings={UUID: [held(1, 48 * GIB)]})
+    judge.gpu(sample(used + GIB, listed=False), holdings={UUID: [held(1, 48 * GIB)]})
+    ended_s = boottime_s()
+    judge.ledger.job_ended(key(1), [UUID], ended_s)
+    return ended_s
+
+
+@pytest.mark.parametrize("listed", [True, False])
+@pytest.mark.parametrize("size", [160 * MIB, 896 * MIB])
+def test_memory_of_nobody_that_was_there_before_a_job_is_not_left_behind_by_it(
+    judge: Judge, size: int, listed: bool
+) -> None:
+    """Below the threshold or above, listed or not: it is told as before the job."""
+    before = judge.gpu(sample(size, listed=listed))
+    assert before.foreign_text == f"{size // MIB} MiB that no process owns"
+    judge.gpu(sample(size, listed=listed), holdings={UUID: [held(1, 48 * GIB)]})
+    ended_s = boottime_s()
+    judge.ledger.job_ended(key(1), [UUID], ended_s)
+    after = judge.gpu(sample(size, listed=listed, taken_s=ended_s + 0.1))
+    assert (after.foreign_text, after.leaves_by_s) == (before.foreign_text, None)
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_what_a_job_leaves_behind_is_told_apart_from_what_was_there_before(
+    judge: Judge, listed: bool
+) -> None:
+    """It is about to go, also after a job that followed at once."""
+    judge.gpu(sample(160 * MIB, listed=listed))
+    ended_s = boottime_s()
+    judge.ledger.job_ended(key(1), [UUID], ended_s)
+    glow = judge.gpu(sample(3 * GIB + 160 * MIB, listed=listed, taken_s=ended_s + 0.1))
+    assert "3 GiB that job 1 leaves behind, 160 MiB that no process owns" in glow.foreign_text
+    assert glow.leaves_by_s is not None
+    beside = {UUID: [held(2, 40 * GIB)]}
+    judge.gpu(sample(160 * MIB, listed=listed, taken_s=ended_s + 0.2), holdings=beside)
+    judge.ledger.job_ended(key(2), [UUID], ended_s + 0.2)
+    second = judge.gpu(sample(GIB + 160 * MIB, listed=listed, taken_s=ended_s + 0.3))
+    assert "1 GiB that job 2 leaves behind, 160 MiB that no process owns" in second.foreign_text
 
 
 def test_memory_beside_a_process_of_unknown_size_is_probably_its(judge: Judge) -> None:

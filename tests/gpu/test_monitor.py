@@ -56,6 +56,7 @@ monitor.RETRY_S = 0.1
 )
 OFTEN = ("--set", "gpu_sample_interval=0.2")
 QUICK = ("--set", "nvml.health_interval=0.2")
+QUICK_TO_GIVE_UP = ("--set", "nvml.sweep_deadline=1.0", "--set", "nvml.open_deadline=4.0")
 
 
 def claim(*options: str) -> list[str]:
@@ -995,6 +996,63 @@ def test_a_gpu_that_cannot_be_opened_at_the_start_is_shown_with_the_reason(
         assert daemon.run("gctl", "status").returncode == 0
 
 
+@pytest.mark.parametrize("trouble", ["hang", "crash"])
+@pytest.mark.parametrize("is_on_record", [False, True])
+def test_a_gpu_that_hangs_the_driver_from_the_start_is_shown_with_the_reason(
+    driver: FakeDriver, daemon_over: Start, trouble: str, is_on_record: bool
+) -> None:
+    """Seen before or never: as one that cannot be opened. The others take jobs."""
+    another(driver)
+    line = f"{trouble} nvmlDeviceGetUUID 1"
+    if not is_on_record:
+        driver.add(line)
+    daemon = daemon_over(driver, *QUICK_TO_GIVE_UP, wrapper=[sys.executable, "-c", QUICK_TO_LOOK])
+    if is_on_record:
+        with daemon.client() as client:
+            until(lambda: gpus_by_index(client) == {0: "ok", 1: "ok"}, "both are there")
+        assert daemon.stop() == 0
+        driver.add(line)
+        daemon.start()
+    with daemon.client() as client:
+        until(lambda: gpus_by_index(client) == {0: "ok", 1: "unread"}, "it is given up")
+        gpu = next(gpu for gpu in client.gpus() if gpu.index == 1)
+        assert gpu.reason == "it hangs the driver (nvmlDeviceGetUUID) and is not asked for now"
+        assert (gpu.uuid == uuid_of(1)) is is_on_record
+        status = daemon.run("gctl", "status")
+        assert status.returncode == 1
+        assert "GPU 1 is unread: it hangs the driver" in status.stdout
+        assert daemon.run("gctl", "drain", "1", "--reason", "sent back").returncode == 0
+        assert gpus_by_index(client) == {0: "ok", 1: "drained"}
+        job = client.submit(["true"], output="/dev/null")
+        assert client.wait(job.id, timeout_s=30).gpu_indices == (0,)
+
+
+def test_a_host_whose_only_gpu_hangs_from_the_start_shows_it(
+    driver: FakeDriver, daemon_over: Start
+) -> None:
+    """And goes on without GPUs."""
+    driver.add("hang nvmlDeviceGetHandleByIndex_v2 0")
+    daemon = daemon_over(driver, *QUICK_TO_GIVE_UP, wrapper=[sys.executable, "-c", QUICK_TO_LOOK])
+    with daemon.client() as client:
+        until(lambda: gpus_by_index(client) == {0: "unread"}, "it is given up")
+        assert "it hangs the driver" in daemon.run("gctl", "status").stdout
+        job = client.submit(["true"], gpus=0, output="/dev/null")
+        assert client.wait(job.id, timeout_s=30).state is JobState.COMPLETED
+
+
+def test_a_gpu_that_cannot_be_opened_is_one_that_the_configuration_may_name(
+    driver: FakeDriver, daemon_over: Start
+) -> None:
+    """It is here, and why it takes no job is not that there is no such GPU."""
+    another(driver)
+    driver.add(f"error nvmlDeviceGetHandleByIndex_v2 1 {UNKNOWN}")
+    daemon = daemon_over(driver, "--set", "gpus=[1]")
+    with daemon.client() as client:
+        assert gpus_by_index(client) == {1: "unread"}
+    assert "no such GPU" not in daemon.run("gctl", "status").stdout
+    assert "no such GPU" not in daemon.log.read_text()
+
+
 def test_a_gpu_on_record_that_the_start_did_not_bring_is_shown_with_its_job(
     driver: FakeDriver, daemon_over: Start
 ) -> None:
@@ -1078,3 +1136,104 @@ def test_status_says_only_what_is_true_now(driver: FakeDriver, daemon_over: Star
     assert status.returncode == 0
     assert "All is well." in status.stdout
     assert "Last errors" not in status.stdout
+
+
+QUICK_TO_GO = """
+import sys
+from gpuschedd.gpu import free_memory
+free_memory.RELEASE_LAG_S = 1.0
+sys.argv = sys.argv[3:]  # what was asked: python -m gpuschedd.main ..
+from gpuschedd.cli import cli
+cli()
+"""
+
+
+def test_a_gpu_that_is_slowed_down_by_heat_is_shown_as_that_and_takes_jobs(
+    driver: FakeDriver, daemon_over: Start
+) -> None:
+    """A warning is no state."""
+    driver.gpu(0, throttle=0x40)
+    daemon = daemon_over(driver, *QUICK)
+    words = "it is slowed down (too hot, by hardware)"
+    with daemon.client() as client:
+        until(lambda: client.gpus()[0].reason == words, "it is told")
+        assert words in daemon.run("gq", "--gpus").stdout
+        job = client.submit(["true"], output="/dev/null")
+        assert client.wait(job.id, timeout_s=30).gpu_indices == (0,)
+        assert daemon.run("gctl", "status").returncode == 0
+        driver.gpu(0, throttle=0)
+        until(lambda: not client.gpus()[0].reason, "it is cool again")
+
+
+QUADS, PAIRS = ((0, 1, 2, 3), (4, 5, 6, 7)), ((0, 4), (1, 5), (2, 6), (3, 7))
+
+
+def dgx_1(driver: FakeDriver) -> None:
+    """Eight GPUs, two full quads, and each GPU joined with its like in the other one."""
+    for index in range(1, 8):
+        another(driver, index)
+    for index in range(8):
+        peers = [peer for group in (*QUADS, *PAIRS) if index in group for peer in group]
+        peers = [peer for peer in peers if peer != index]
+        links = [f"{link} {peer}" for link, peer in enumerate(peers)]
+        driver.gpu(index, links=len(links), link=links)
+    for group in (*QUADS, *PAIRS):
+        driver.add(*(f"p2p {one} {two} 0" for one in group for two in group if one < two))
+
+
+def filled(client: Client, count: int) -> dict[int, int]:
+    """So many jobs of one GPU each run: by their GPU."""
+    ids = [client.submit(["sleep", "600"], output="/dev/null").id for _ in range(count)]
+    until(lambda: all(is_running(client, job_id) for job_id in ids), "they run")
+    return {index: job_id for job_id in ids for index in client.job(job_id).gpu_indices or ()}
+
+
+def free(client: Client, *ids: int) -> None:
+    """These jobs are over."""
+    client.cancel(ids)
+    for job_id in ids:
+        client.wait(job_id, timeout_s=30)
+
+
+def test_gpus_joined_across_two_quads_are_a_pair_and_others_of_them_are_not(
+    driver: FakeDriver, daemon_over: Start
+) -> None:
+    """As on a DGX-1: 0 and 4 have a link, 0 and 5 have none, and the reason says so."""
+    dgx_1(driver)
+    daemon = daemon_over(driver)
+    with daemon.client() as client:
+        job_at = filled(client, 8)
+        free(client, job_at[0], job_at[5])
+        pair = client.submit(["true"], gpus=2, topology="nvlink", output="/dev/null")
+        until_reason(client, pair.id, "NVLink")
+        client.cancel([pair.id])
+        job_at |= filled(client, 2)
+        free(client, job_at[0], job_at[4])
+        pair = client.submit(["true"], gpus=2, topology="nvlink", output="/dev/null")
+        assert client.wait(pair.id, timeout_s=30).gpu_indices == (0, 4)
+        assert daemon.run("gsub", "-g", "5", "--topology", "nvlink", "true").returncode == 65
+
+
+NO_LISTS = [
+    f"error nvmlDeviceGet{kind}RunningProcesses_v3 * 3"
+    for kind in ("Compute", "Graphics", "MPSCompute")
+]
+
+
+def test_what_was_there_before_jobs_is_known_again_after_a_restart_beside_one(
+    driver: FakeDriver, daemon_over: Start
+) -> None:
+    """WSL2: no lists, and a desktop of 900 MiB; once its memory may be gone, whole jobs start."""
+    driver.gpu(0, ownerless=900 * MIB)
+    driver.add(*NO_LISTS)
+    daemon = daemon_over(driver, wrapper=(sys.executable, "-c", QUICK_TO_GO))
+    with daemon.client() as client:
+        job = client.submit(["sleep", "600"], output="/dev/null")
+        until(lambda: is_running(client, job.id), "it runs")
+    assert daemon.stop() == 0
+    daemon.start()
+    with daemon.client() as client:
+        client.cancel([job.id])
+        client.wait(job.id, timeout_s=30)
+        second = client.submit(["true"], output="/dev/null")
+        assert client.wait(second.id, timeout_s=60).state is JobState.COMPLETED

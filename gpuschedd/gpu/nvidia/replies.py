@@ -57,8 +57,12 @@ class Readings:
 
 def silent_reading(uuid: GpuUuid, function: str) -> GpuReading:
     """A GPU that is left out."""
-    text = f"it hangs the driver ({function}) and is not asked for now"
-    return GpuReading(uuid, None, None, fault="unread", reason=text)
+    return GpuReading(uuid, None, None, fault="unread", reason=silent_text(function))
+
+
+def silent_text(function: str) -> str:
+    """Why it is left out."""
+    return f"it hangs the driver ({function}) and is not asked for now"
 
 
 def info_of(entry: dict[str, Any]) -> GpuInfo:

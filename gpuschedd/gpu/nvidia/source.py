@@ -28,7 +28,7 @@ from gpuschedd.gpu.nvidia.child_process import (
 from gpuschedd.gpu.nvidia.circuit_breaker import CircuitBreakers, PartBreakers
 from gpuschedd.gpu.nvidia.counting import numbered
 from gpuschedd.gpu.nvidia.library import LIBRARY_NOT_FOUND
-from gpuschedd.gpu.nvidia.replies import Readings, info_of, silent_reading
+from gpuschedd.gpu.nvidia.replies import Readings, info_of, silent_reading, silent_text
 from gpuschedd.gpu.source import (
     DriverAccounts,
     GpuEvent,
@@ -406,9 +406,12 @@ class NvmlGpus:
     def _sample_of(self, taken_s: float, reply: dict[str, Any]) -> Sample:
         readings = [self._readings.reading_of(entry) for entry in reply["readings"]]
         readings += self._shut.values()
+        never_opened = list(self._unopened)
         for index, function in self._breakers.silent().items():
             known = self._known.get(index, frozenset())
             readings += [silent_reading(uuid, function) for uuid in sorted(known)]
+            if not known:
+                never_opened.append(unopened(index, "unread", silent_text(function)))
         for reading in readings:
             told = reading.modes or reading.checks
             if told is not None:
@@ -421,7 +424,7 @@ class NvmlGpus:
             events=tuple(GpuEvent(GpuUuid(u), kind, n) for u, kind, n in reply["events"]),
             warnings=self._warnings if difference is None else (*self._warnings, difference),
             problems=self._parts.warnings(),
-            unopened=tuple(self._unopened),
+            unopened=tuple(never_opened),
             cost_s=reply["cost_s"],
             calls=reply["calls"],
         )

@@ -210,6 +210,13 @@ def test_a_gpu_that_hangs_from_the_start_costs_itself_only_56(
     assert [gpu.index for gpu in sample.inventory] == [0]
     assert judge.gpu(sample).state is GpuState.OK
     assert "GPU 1 is left out, it hangs the driver at the start" in sample.warnings
+    assert [(info.index, reading.reason) for info, reading in sample.unopened] == [
+        (1, "it hangs the driver (nvmlDeviceGetUUID) and is not asked for now")
+    ]
+    driver.remove("hang")
+    source.source._breakers._breakers[1].open_until_s = 0.0
+    again = source.sample()
+    assert ([gpu.index for gpu in again.inventory], again.unopened) == ([0, 1], ())
 
 
 def test_a_crash_costs_the_child_only_56(driver: FakeDriver, gpus: Open) -> None:

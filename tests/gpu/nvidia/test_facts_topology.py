@@ -9,6 +9,7 @@ import pytest
 from gpuschedd.core.model import Policy
 from gpuschedd.core.plan import plan
 from gpuschedd.gpu.source import GpuInfo
+from tests.gpu.test_monitor import dgx_1
 from tests.support.core_builders import snapshot_of, waiting
 from tests.support.fake_nvml.driver import FakeDriver, uuid_of
 from tests.support.gpus import Judge, Source
@@ -51,6 +52,24 @@ def test_a_link_counts_for_the_pair_at_its_ends_59(driver: FakeDriver, gpus: Ope
     assert score(found[0], 1) >= 100
     assert score(found[0], 2) < 100
     assert (found[0].island, found[1].island, found[2].island) == (0, 0, None)
+
+
+def test_gpus_of_two_quads_are_joined_with_their_own_and_their_like(
+    driver: FakeDriver, gpus: Open
+) -> None:
+    """As on a DGX-1: sets overlap, so whom a GPU is joined with is told GPU by GPU."""
+    dgx_1(driver)
+    found = by_index(gpus())
+    assert {index: list(gpu.joined) for index, gpu in found.items()} == {
+        0: [uuid_of(peer) for peer in (1, 2, 3, 4)],
+        1: [uuid_of(peer) for peer in (0, 2, 3, 5)],
+        2: [uuid_of(peer) for peer in (0, 1, 3, 6)],
+        3: [uuid_of(peer) for peer in (0, 1, 2, 7)],
+        4: [uuid_of(peer) for peer in (0, 5, 6, 7)],
+        5: [uuid_of(peer) for peer in (1, 4, 6, 7)],
+        6: [uuid_of(peer) for peer in (2, 4, 5, 7)],
+        7: [uuid_of(peer) for peer in (3, 4, 5, 6)],
+    }
 
 
 def test_behind_switches_all_are_linked_by_their_active_links_60(
