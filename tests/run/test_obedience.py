@@ -7,6 +7,7 @@ import getpass
 import json
 import math
 import os
+import shutil
 import signal
 from contextlib import suppress
 from dataclasses import replace
@@ -172,16 +173,17 @@ def test_a_cancel_that_nobody_can_say_was_obeyed_is_node_fail_and_names_it(
 ) -> None:
     """The main process may have ended by itself before: its code is lost with the supervisor.
 
-    Its directory has another name while the order is given, so that the supervisor never reads it.
+    The order is given in a copy of its directory, so that the supervisor never reads it.
     """
     with daemon.client() as client:
         job = client.submit(["sleep", "600"], gpus=1)
         until(lambda: client.job(job.id).state is JobState.RUNNING, "it runs")
         supervisor = _supervisor_of(daemon.state_dir, job.id)
         place = daemon.state_dir / "jobs" / f"{job.id}.1"
-        away = place.rename(place.with_name("away"))
+        copy = Path(shutil.copytree(place, daemon.place / "copy"))
+        place.rename(daemon.place / "supervisor's")
+        copy.rename(place)
         client.cancel([job.id], reason="typo")
-        away.rename(place)
         os.kill(supervisor, signal.SIGKILL)
         ended = client.wait(job.id, timeout_s=30)
         assert (ended.state, ended.exit_code) == (JobState.NODE_FAIL, None)
