@@ -107,6 +107,24 @@ def another(driver: FakeDriver, index: int = 1) -> None:
     driver.gpu(index, **{**driver.gpus[0], "uuid": uuid_of(index), "pci": pci, "minor": index})
 
 
+def cut(driver: FakeDriver, index: int, *uuids: str) -> None:
+    """The GPU is in MIG mode, with these slices."""
+    driver.remove(f"mig {index} ")
+    driver.gpu(index, mig=1)
+    for slot, uuid in enumerate(uuids):
+        driver.add(f"mig {index} {slot} {uuid} {slot + 3} 0 {10 * GIB} NVIDIA Fake MIG 1g.10gb")
+
+
+def reopen(daemon: DaemonProcess, restarts: bool = False) -> None:
+    """The driver is opened anew, by the same daemon or by the next one."""
+    if restarts:
+        assert daemon.stop() == 0
+        daemon.start()
+        return
+    assert daemon.run("gctl", "gpus", "release").returncode == 0
+    assert daemon.run("gctl", "gpus", "resume").returncode == 0
+
+
 def move_clock(driver: FakeDriver, ahead_s: float) -> None:
     """Of a daemon that is QUICK_AND_AHEAD: its looks are so much later than they are."""
     temporary = driver.place / "ahead.tmp"
@@ -1025,6 +1043,68 @@ def test_a_gpu_that_hangs_the_driver_from_the_start_is_shown_with_the_reason(
         assert gpus_by_index(client) == {0: "ok", 1: "drained"}
         job = client.submit(["true"], output="/dev/null")
         assert client.wait(job.id, timeout_s=30).gpu_indices == (0,)
+
+
+@pytest.mark.parametrize("is_mig", [False, True])
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_gpu_that_was_drained_before_it_could_be_opened_stays_drained(
+    driver: FakeDriver, daemon_over: Start, restarts: bool, is_mig: bool
+) -> None:
+    """Nobody knew its UUID, or its slices; it is put back by its own name, once and for good."""
+    another(driver)
+    driver.add(f"error nvmlDeviceGetHandleByIndex_v2 1 {UNKNOWN}")
+    daemon = daemon_over(driver, wrapper=[sys.executable, "-c", QUICK_TO_LOOK])
+    assert daemon.run("gctl", "drain", "1", "--reason", "hot").returncode == 0
+    driver.remove("error")
+    if is_mig:
+        cut(driver, 1, "MIG-a", "MIG-b")
+    reopen(daemon, restarts)
+    indices, model = ((200, 201), "1g.10gb") if is_mig else ((1,), None)
+    drained, well = dict.fromkeys(indices, "drained"), dict.fromkeys(indices, "ok")
+    with daemon.client() as client:
+        until(lambda: set(gpus_by_index(client)) == {0, *indices}, "it is open")
+        assert gpus_by_index(client) == {0: "ok", **drained}
+        assert not [gpu for gpu in client.gpus() if gpu.uuid.startswith("unopened")]
+        gpus = 1 if is_mig else 2
+        waits = client.submit(["true"], gpus=gpus, gpu_model=model, output="/dev/null")
+        until_reason(client, waits.id, "drained (hot, by root)")
+        assert [gpu.state for gpu in client.resume_all(1)] == ["ok"] * len(indices)
+        assert client.wait(waits.id, timeout_s=30).state is JobState.COMPLETED
+    reopen(daemon, restarts)
+    with daemon.client() as client:
+        until(lambda: gpus_by_index(client) == {0: "ok", **well}, "nothing of it is left")
+
+
+def test_a_drained_gpu_stays_drained_whatever_it_is_cut_into(
+    driver: FakeDriver, daemon_over: Start
+) -> None:
+    """MIG mode on, other slices, off again: by names that nobody knew when it was drained."""
+    another(driver)
+    daemon = daemon_over(driver, wrapper=[sys.executable, "-c", QUICK_TO_LOOK])
+    with daemon.client() as client:
+        until(lambda: gpus_by_index(client) == {0: "ok", 1: "ok"}, "both are there")
+        client.drain(1, "hot")
+        cut(driver, 1, "MIG-a", "MIG-b")
+        reopen(daemon)
+        until(lambda: 200 in gpus_by_index(client), "it is in slices")
+        assert gpus_by_index(client) == {0: "ok", 200: "drained", 201: "drained"}
+        client.resume_all(1)
+        assert gpus_by_index(client) == {0: "ok", 200: "ok", 201: "ok"}
+        client.drain_all(1, "hot again")
+        cut(driver, 1, "MIG-c")
+        reopen(daemon)
+        until(lambda: gpus_by_index(client).keys() == {0, 200}, "it is another slice")
+        assert gpus_by_index(client) == {0: "ok", 200: "drained"}
+        cut(driver, 1)
+        driver.gpu(1, mig=-1)
+        reopen(daemon)
+        until(lambda: 1 in gpus_by_index(client), "it is whole")
+        assert gpus_by_index(client) == {0: "ok", 1: "drained"}
+        client.resume(1)
+        cut(driver, 1, "MIG-d")
+        reopen(daemon)
+        until(lambda: 200 in gpus_by_index(client), "it is in slices once more")
+        assert gpus_by_index(client) == {0: "ok", 200: "ok"}
 
 
 def test_a_host_whose_only_gpu_hangs_from_the_start_shows_it(

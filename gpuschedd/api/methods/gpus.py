@@ -75,9 +75,12 @@ async def _set_drained(
 
     def act(batch: Batch) -> None:
         for uuid in uuids:
-            set_one(batch, uuid)
+            set_row(batch, uuid)
+            note(batch, uuid)
+        for uuid in _parents_alike(call, batch, is_drained=reason is not None):
+            set_row(batch, uuid)
 
-    def set_one(batch: Batch, uuid: GpuUuid) -> None:
+    def set_row(batch: Batch, uuid: GpuUuid) -> None:
         row = batch.gpu_row(uuid)
         assert row is not None, "a GPU that is shown has a row"
         if reason is None:
@@ -86,6 +89,8 @@ async def _set_drained(
             by = f"by {call.caller.user}"
             row = replace(row, drained=f"{reason}, {by}" if reason else by)
         batch.gpu_rows[uuid] = row
+
+    def note(batch: Batch, uuid: GpuUuid) -> None:
         batch.emit(
             EventKind.GPU_RESUMED if reason is None else EventKind.GPU_DRAINED,
             gpu=str(uuid),
@@ -101,6 +106,19 @@ async def _set_drained(
         call.services.gpu_control.acknowledge(uuid)
     call.services.gpu_control.refresh()
     return tuple(view for view in gpu_views(call) if view.uuid in uuids)
+
+
+def _parents_alike(call: Call, batch: Batch, *, is_drained: bool) -> set[GpuUuid]:
+    """GPUs on record whose slices are all drained now, or none of them: so is the GPU.
+
+    What it is cut into may change, and it stays as an admin left it.
+    """
+    of_parent: dict[GpuUuid, set[bool]] = {}
+    for gpu in call.state.gpus:
+        row = batch.gpu_row(gpu.uuid)
+        if gpu.parent_uuid is not None and row is not None and batch.gpu_row(gpu.parent_uuid):
+            of_parent.setdefault(gpu.parent_uuid, set()).add(row.drained is not None)
+    return {uuid for uuid, states in of_parent.items() if states == {is_drained}}
 
 
 def _gpus_named(call: Call, name: str) -> tuple[GpuUuid, ...]:
