@@ -459,12 +459,16 @@ def test_whole_gpus_asleep_are_told_as_such(driver: FakeDriver, daemon_over: Sta
 
 
 def test_energy_of_before_a_stop_counts_after_it(driver: FakeDriver, daemon_over: Start) -> None:
-    """Saved at the stop, however short the time."""
+    """Saved at the stop, long before it would be by itself; what nobody saw is not counted."""
     driver.gpu(0, power_mw=60_000)
     daemon = daemon_over(driver)
     with daemon.client() as client:
         job = client.submit(["sleep", "60"], output="/dev/null")
-        before = until(lambda: client.job(job.id).energy_j, "it has drawn something")
+        first = until(lambda: client.job(job.id).energy_j, "it has drawn something")
+        before = until(
+            lambda: (e := client.job(job.id).energy_j or 0) > first + 100 and e,
+            "it draws on, and nothing is saved for a minute",
+        )
     assert daemon.stop() == 0
     driver.gpu(0, power_mw=0)  # from now on the driver does not tell
     daemon.start()
@@ -472,7 +476,11 @@ def test_energy_of_before_a_stop_counts_after_it(driver: FakeDriver, daemon_over
         assert (client.job(job.id).energy_j or 0) >= before
         client.cancel([job.id])
         client.wait(job.id, timeout_s=30)
-        assert (client.job(job.id).energy_j or 0) >= before
+        ended = client.job(job.id)
+    assert (ended.energy_j or 0) >= before
+    assert ended.started_at_s is not None
+    assert ended.ended_at_s is not None
+    assert 0 < (ended.gpu_observed_s or 0) < ended.ended_at_s - ended.started_at_s
 
 
 def test_out_of_memory_by_a_stranger_is_told_as_such_and_not_answered_with_more(
