@@ -1236,6 +1236,42 @@ cli()
 """
 
 
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (
+            "hang nvmlEventSetWait_v2 *",
+            "the driver's events hang or crash it (nvmlEventSetWait): no Xid is seen, GPUs are "
+            "judged by their health checks alone",
+        ),
+        (
+            "hang nvmlDeviceRegisterEvents 1",
+            "GPU 1 hangs the driver (nvmlDeviceRegisterEvents): its Xids are not seen",
+        ),
+    ],
+)
+def test_status_says_that_the_driver_s_events_are_out_until_they_are_back(
+    driver: FakeDriver, daemon_over: Start, line: str, words: str
+) -> None:
+    """Nobody would hear of a fault, while all GPUs take jobs."""
+    another(driver)
+    driver.add(line)
+    daemon = daemon_over(driver, *QUICK_TO_GIVE_UP, wrapper=[sys.executable, "-c", QUICK_TO_LOOK])
+    with daemon.client() as client:
+        until(lambda: gpus_by_index(client) == {0: "ok", 1: "ok"}, "it goes on without")
+        status = daemon.run("gctl", "status")
+        assert status.returncode == 1
+        assert words in status.stdout
+        job = client.submit(["true"], gpus=2, output="/dev/null")
+        assert client.wait(job.id, timeout_s=30).state is JobState.COMPLETED
+        assert words in daemon.run("gctl", "status").stdout
+        driver.remove("hang")
+        reopen(daemon)
+        until(lambda: gpus_by_index(client) == {0: "ok", 1: "ok"}, "it is open again")
+        status = daemon.run("gctl", "status")
+        assert "All is well." in status.stdout, status.stdout
+
+
 def test_a_gpu_that_is_slowed_down_by_heat_is_shown_as_that_and_takes_jobs(
     driver: FakeDriver, daemon_over: Start
 ) -> None:
