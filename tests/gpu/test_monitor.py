@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import re
 import subprocess
 import sys
@@ -75,6 +76,12 @@ def stranger(gpu: int, mib: int) -> Iterator[subprocess.Popen[bytes]]:
             yield process
         finally:
             process.kill()
+
+
+def whose(process: subprocess.Popen[bytes]) -> str:
+    """As a reason names it: pid, user and command."""
+    command = Path(f"/proc/{process.pid}/comm").read_text().strip()
+    return f"pid {process.pid} of {pwd.getpwuid(os.getuid()).pw_name} ({command})"
 
 
 def is_running(client: Client, job_id: int) -> bool:
@@ -160,12 +167,12 @@ def test_a_job_waits_for_foreign_memory_and_is_told_whose(
         assert said.returncode == 0
         assert "it can start only when others leave" in said.stderr
         job_id = int(said.stdout.split()[2].rstrip(":"))
-        words = ("needs 1 GPU with 40.5 GiB", f"pid {other.pid} of ", "with 21 GiB")
+        words = ("needs 1 GPU with 40.5 GiB", f"{whose(other)} with 21 GiB")
         until_reason(client, job_id, *words)
         small = client.submit(["true"], vram="20G", time_limit="1m", output="/dev/null")
         assert client.wait(small.id, timeout_s=30).state is JobState.COMPLETED
         whole = client.submit(["true"], output="/dev/null")
-        until_reason(client, whole.id, f"pid {other.pid} of ", "with 21 GiB")
+        until_reason(client, whole.id, f"{whose(other)} with 21 GiB")
         other.kill()
         assert client.wait(job_id, timeout_s=30).state is JobState.COMPLETED
         assert client.wait(whole.id, timeout_s=30).state is JobState.COMPLETED
@@ -281,7 +288,7 @@ def test_a_last_look_keeps_a_job_from_a_gpu_that_was_just_taken(
     daemon = daemon_over(driver, *FAR_APART)
     with daemon.client() as client, stranger(0, 40 * 1024) as other:
         job = client.submit(["true"], output="/dev/null")
-        text = until_reason(client, job.id, f"GPU 0 is in use: pid {other.pid} of", "40 GiB")
+        text = until_reason(client, job.id, f"GPU 0 is in use: {whose(other)} with 40 GiB")
         assert text.startswith("LaunchBackoff: GPU 0 is in use")
         assert "next try in" in text
         assert client.job(job.id).state is JobState.PENDING
@@ -320,9 +327,9 @@ def test_where_one_process_is_allowed_a_stranger_s_keeps_all_jobs_waiting(
         whole = client.submit(["true"], output="/dev/null")
         shared = client.submit(["true"], vram="1G", output="/dev/null")
         for job in (whole, shared):
-            until_reason(client, job.id, f"pid {other.pid} of", "allows one process only")
+            until_reason(client, job.id, whose(other), "allows one process only")
         shown = client.gpus()[0].reason or ""
-        assert (f"pid {other.pid} of" in shown, shown.count("one process only")) == (True, 1)
+        assert (whose(other) in shown, shown.count("one process only")) == (True, 1)
         other.kill()
         for job in (whole, shared):
             assert client.wait(job.id, timeout_s=30).state is JobState.COMPLETED
@@ -498,10 +505,9 @@ def test_out_of_memory_by_a_stranger_is_told_as_such_and_not_answered_with_more(
             until(lambda: str(other.pid) in (client.gpus()[0].reason or ""), "it is seen")
             go.touch()
             until(lambda: "job_retried" in kinds(client.job(job.id)), "it is tried again")
-            waits = until_reason(client, job.id, f"pid {other.pid} of")
-            assert "30 GiB" in waits
+            until_reason(client, job.id, f"{whose(other)} with 30 GiB")
             text = " ".join(event.text for event in client.job(job.id).events or ())
-            assert f"GPU 0 was in use by pid {other.pid} of" in text
+            assert f"GPU 0 was in use by {whose(other)} with 30 GiB as well" in text
             assert client.job(job.id).vram_bytes is None
         assert client.wait(job.id, timeout_s=30).state is JobState.COMPLETED
         go.unlink()
@@ -511,10 +517,9 @@ def test_out_of_memory_by_a_stranger_is_told_as_such_and_not_answered_with_more(
             until(lambda: str(other.pid) in (client.gpus()[0].reason or ""), "it is seen")
             go.touch()
             ended = client.wait(last.id, timeout_s=30)
-        assert (ended.state, ended.cause) == (JobState.OUT_OF_MEMORY, "cuda_oom")
-        detail = client.job(last.id).cause_detail or ""
-        assert f"GPU 0 was in use by pid {other.pid} of" in detail
-        assert "with 30 GiB as well" in detail
+            assert (ended.state, ended.cause) == (JobState.OUT_OF_MEMORY, "cuda_oom")
+            detail = client.job(last.id).cause_detail or ""
+            assert f"GPU 0 was in use by {whose(other)} with 30 GiB as well" in detail
 
 
 def test_out_of_vram_is_tried_again_with_a_quarter_more(

@@ -61,8 +61,7 @@ def test_no_job_starts_beside_what_came_between_two_looks(
         assert job_id not in host.world.ran
         text = why(host, job_id)
         assert text.startswith("LaunchBackoff: GPU 0 ")
-        assert f"pid {STRANGER}" in text
-        assert "40 GiB" in text
+        assert f"pid {STRANGER} of bob (python) with 40 GiB" in text
         host.source.foreign.clear()
         await host.look_for(6.0, EVERY_S)
         assert host.job(job_id).state is JobState.RUNNING
@@ -99,6 +98,24 @@ def test_a_last_look_counts_for_a_tenth_of_a_second(on_host: OnHost) -> None:
             looks.append(host.source.looks - before)
             host.world.clock.now += 0.09
         assert looks == [1, 1, 2, 2]
+
+    on_host(1, script)
+
+
+def test_who_may_have_caused_a_death_is_told_by_its_own_name(on_host: OnHost) -> None:
+    """Not the job's owner: pid, user and amount, for half a minute after it was seen."""
+
+    async def script(host: WatchedHost) -> None:
+        job = host.job(await host.submit())
+        host.source.foreign[0] = 40 * GIB
+        await host.look()
+        host.source.foreign.clear()
+        evidence = await host.monitor.evidence(job, failed=False, main_pid=None)
+        whose = f"pid {STRANGER} of bob (python) with 40 GiB"
+        assert evidence.stranger == f"GPU 0 was in use by {whose} as well"
+        await host.look_for(31.0, EVERY_S)
+        evidence = await host.monitor.evidence(job, failed=False, main_pid=None)
+        assert evidence.stranger is None
 
     on_host(1, script)
 

@@ -26,7 +26,7 @@ from gpuschedd.gpu import (
     monitor,
     strangers,
 )
-from gpuschedd.gpu.attribution import Attribution, JobKey
+from gpuschedd.gpu.attribution import Attribution, ForeignProcess, JobKey
 from gpuschedd.gpu.monitor import GpuMonitor
 from gpuschedd.gpu.nvidia.health_rules import XidRules
 from gpuschedd.gpu.source import (
@@ -95,6 +95,13 @@ class PlayedGpus:
         """Nothing was started."""
 
 
+class OtherPeople(Attribution):
+    """What is on the GPUs is bob's."""
+
+    def describe(self, process: GpuProcess) -> ForeignProcess:
+        return ForeignProcess(process.pid, 1002, "bob", "python")
+
+
 class LookingRunner(PlayedRunner):
     """A launch begins with the last look; what passes it runs until the test ends it."""
 
@@ -144,7 +151,7 @@ class WatchedHost(Host):
             source,
             lambda: XidRules(Nvml().quarantine_xids, Nvml().reboot_xids),
             self.controller,
-            Attribution(dict),
+            OtherPeople(dict),
             same_boot=True,
             uses_before=loaded.gpu_uses,
         )
