@@ -1088,6 +1088,28 @@ def test_a_gpu_that_was_drained_before_it_could_be_opened_stays_drained(
         until(lambda: gpus_by_index(client) == {0: "ok", **well}, "nothing of it is left")
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_gpu_that_was_always_in_slices_stays_drained_as_others(
+    driver: FakeDriver, daemon_over: Start, restarts: bool
+) -> None:
+    """Nobody has ever seen it whole; a slice that is drained alone goes with its drain."""
+    another(driver)
+    cut(driver, 0, "MIG-x", "MIG-y")
+    cut(driver, 1, "MIG-a", "MIG-b")
+    daemon = daemon_over(driver, wrapper=[sys.executable, "-c", QUICK_TO_LOOK])
+    with daemon.client() as client:
+        until(lambda: set(gpus_by_index(client)) == {100, 101, 200, 201}, "all are there")
+        client.drain(101, "a demonstration")
+        client.drain_all(1, "hot")
+    cut(driver, 0, "MIG-z")
+    cut(driver, 1, "MIG-c")
+    reopen(daemon, restarts)
+    with daemon.client() as client:
+        until(lambda: set(gpus_by_index(client)) == {100, 200}, "they are cut otherwise")
+        assert gpus_by_index(client) == {100: "ok", 200: "drained"}
+        assert [gpu.state for gpu in client.resume_all(1)] == ["ok"]
+
+
 def test_a_drained_gpu_stays_drained_whatever_it_is_cut_into(
     driver: FakeDriver, daemon_over: Start
 ) -> None:
@@ -1114,10 +1136,29 @@ def test_a_drained_gpu_stays_drained_whatever_it_is_cut_into(
         until(lambda: 1 in gpus_by_index(client), "it is whole")
         assert gpus_by_index(client) == {0: "ok", 1: "drained"}
         client.resume(1)
-        cut(driver, 1, "MIG-d")
+        cut(driver, 1, "MIG-c")
         reopen(daemon)
-        until(lambda: 200 in gpus_by_index(client), "it is in slices once more")
+        until(lambda: 200 in gpus_by_index(client), "it is in the slice of before")
         assert gpus_by_index(client) == {0: "ok", 200: "ok"}
+
+
+def test_a_gpu_that_is_drained_while_it_is_whole_is_so_in_the_slices_of_before(
+    driver: FakeDriver, daemon_over: Start
+) -> None:
+    """A slice of the same place has its old name again."""
+    another(driver)
+    cut(driver, 1, "MIG-a")
+    daemon = daemon_over(driver, wrapper=[sys.executable, "-c", QUICK_TO_LOOK])
+    with daemon.client() as client:
+        until(lambda: gpus_by_index(client) == {0: "ok", 200: "ok"}, "it is in slices")
+        driver.gpu(1, mig=-1)
+        reopen(daemon)
+        until(lambda: gpus_by_index(client) == {0: "ok", 1: "ok"}, "it is whole")
+        client.drain(1, "hot")
+        cut(driver, 1, "MIG-a")
+        reopen(daemon)
+        until(lambda: 200 in gpus_by_index(client), "it is in slices again")
+        assert gpus_by_index(client) == {0: "ok", 200: "drained"}
 
 
 def test_a_host_whose_only_gpu_hangs_from_the_start_shows_it(
