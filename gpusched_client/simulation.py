@@ -151,7 +151,10 @@ def _read(path: Path, pid: int, ticks: int) -> Claim | None:
     try:
         about = os.fstat(descriptor)
         owner = os.stat(f"/proc/{pid}").st_uid
-        if not stat.S_ISREG(about.st_mode) or about.st_uid != owner:
+        if not stat.S_ISREG(about.st_mode):
+            return None
+        if about.st_uid != owner:
+            _remove(path)  # or the process whose name it has could not claim
             return None
         gpus = json.loads(os.read(descriptor, CLAIM_BYTES_MAX))["gpus"]
         sizes = {str(uuid): min(max(int(size), 0), 2**50) for uuid, size in gpus.items()}

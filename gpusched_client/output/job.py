@@ -190,7 +190,7 @@ def _run_facts(job: JobView, view: View) -> list[tuple[str, str]]:
         ("Cause", _cause_text(job)),
         ("CPU time", cpu),
         ("Peak memory", "" if job.max_rss_bytes is None else bytes_text(job.max_rss_bytes)),
-        *_gpu_facts(job),
+        *_gpu_facts(job, view),
     ]
 
 
@@ -204,11 +204,11 @@ _SOURCES = {
 }
 
 
-def _gpu_facts(job: JobView) -> list[tuple[str, str]]:
+def _gpu_facts(job: JobView, view: View) -> list[tuple[str, str]]:
     """Declared against actual; one line a GPU where there are several."""
     busy, joules, gpu_s = job.gpu_utilization, job.energy_j, job.gpu_seconds
     uses = job.gpu_uses or ()
-    part = _observed_part(job)
+    part = _observed_part(job, view.now_s)
     return [
         ("Peak VRAM", _peak_text(job)),
         ("Verdict", _verdict_text(job)),
@@ -219,12 +219,12 @@ def _gpu_facts(job: JobView) -> list[tuple[str, str]]:
     ]
 
 
-def _observed_part(job: JobView) -> str:
-    """Which part of its run the figures are of, where nobody looked for a while."""
+def _observed_part(job: JobView, now_s: float) -> str:
+    """Which part of its run, so far, the figures are of, where nobody looked for a while."""
     seen_s, start_s, end_s = job.gpu_observed_s, job.started_at_s, job.ended_at_s
-    if seen_s is None or start_s is None or end_s is None:
+    if seen_s is None or start_s is None:
         return ""
-    ran_s = end_s - start_s
+    ran_s = (now_s if end_s is None else end_s) - start_s
     if ran_s - seen_s <= max(UNSEEN_S_MAX, UNSEEN_SHARE_MAX * ran_s):
         return ""
     seen, ran = format_duration(round(seen_s)), format_duration(round(ran_s))

@@ -9,7 +9,7 @@ from gpusched_client.errors import Conflict, Denied, NotFound, StorageError
 from gpusched_client.wire.fields import list_of, number, octets, plain_map, text
 from gpusched_client.wire.limits import BACKUP_PIECE_BYTES
 from gpusched_client.wire.message import Response, message, nested, wire
-from gpusched_client.wire.methods import Request, Right, method
+from gpusched_client.wire.methods import Request, Right, Unread, method
 from gpusched_client.wire.values import AMOUNT, ANY_TEXT, COUNT, SHORT_TEXT, SIZE, TEXTS, TIME, USER
 
 
@@ -48,7 +48,7 @@ class StatusResult(Response):
     last_errors: tuple[LoggedProblem, ...] = wire(list_of(nested(LoggedProblem), 100), default=())
 
 
-@method("status", Right.ALL)
+@method("status", Right.ALL, Unread.NOTHING)
 class StatusRequest(Request[StatusResult]):
     """The daemon's health."""
 
@@ -74,7 +74,7 @@ class UsageResult(Response):
     users: tuple[UsageView, ...] = wire(list_of(nested(UsageView), 10_000))
 
 
-@method("usage", Right.ALL)
+@method("usage", Right.ALL, Unread.NOTHING)
 class UsageRequest(Request[UsageResult]):
     """Decayed usage, share and fair-share factor of each user."""
 
@@ -86,7 +86,7 @@ class StatsResult(Response):
     counters: Mapping[str, Any] = wire(plain_map)
 
 
-@method("stats", Right.ALL)
+@method("stats", Right.ALL, Unread.NOTHING)
 class StatsRequest(Request[StatsResult]):
     """Counters for metrics."""
 
@@ -99,7 +99,7 @@ class ReloadResult(Response):
     broken: tuple[str, ...] = wire(TEXTS, default=())
 
 
-@method("reload", Right.ADMIN, (Denied,))
+@method("reload", Right.ADMIN, Unread.FINISHED, (Denied,))
 class ReloadRequest(Request[ReloadResult]):
     """Read the configuration again."""
 
@@ -114,7 +114,7 @@ class BackupResult(Response):
     data: bytes = wire(octets(BACKUP_PIECE_BYTES, nul=True))
 
 
-@method("backup", Right.ROOT, (Conflict, Denied, NotFound, StorageError))
+@method("backup", Right.ROOT, Unread.OPEN, (Conflict, Denied, NotFound, StorageError))
 class BackupRequest(Request[BackupResult]):
     """A piece of a copy of the database. Without `backup_id` a new copy is made first.
 

@@ -6,7 +6,7 @@ from gpusched_client.errors import Denied, NotFound, StorageError
 from gpusched_client.wire.fields import Reader, boolean, integer, list_of, text
 from gpusched_client.wire.limits import GPUS_MAX, REASON_BYTES_MAX
 from gpusched_client.wire.message import Response, message, nested, wire
-from gpusched_client.wire.methods import Request, Right, method
+from gpusched_client.wire.methods import Request, Right, Unread, method
 from gpusched_client.wire.values import ANY_TEXT, JOB_ID, PERCENT, SHORT_TEXT, SIZE
 
 _TEXT = text(128)
@@ -52,7 +52,7 @@ class GpusResult(Response):
     problem: str | None = wire(ANY_TEXT, default=None)  # why they cannot be read
 
 
-@method("gpus", Right.ALL)
+@method("gpus", Right.ALL, Unread.NOTHING)
 class GpusRequest(Request[GpusResult]):
     """The state of each GPU."""
 
@@ -65,7 +65,7 @@ class DrainResult(Response):
     gpus: tuple[GpuView, ...] = wire(list_of(nested(GpuView), 2 * GPUS_MAX), default=())
 
 
-@method("drain", Right.ADMIN, (Denied, NotFound, StorageError))
+@method("drain", Right.ADMIN, Unread.FINISHED, (Denied, NotFound, StorageError))
 class DrainRequest(Request[DrainResult]):
     """Take a GPU, named by index or UUID, out of service once its jobs are gone.
 
@@ -84,20 +84,20 @@ class ResumeResult(Response):
     gpus: tuple[GpuView, ...] = wire(list_of(nested(GpuView), 2 * GPUS_MAX), default=())
 
 
-@method("resume", Right.ADMIN, (Denied, NotFound, StorageError))
+@method("resume", Right.ADMIN, Unread.FINISHED, (Denied, NotFound, StorageError))
 class ResumeRequest(Request[ResumeResult]):
     """Put a drained GPU back into service; it is named as in `drain`."""
 
     gpu: str = wire(_GPU_NAME)
 
 
-@method("gpus_release", Right.ADMIN, (Denied, StorageError))
+@method("gpus_release", Right.ADMIN, Unread.FINISHED, (Denied, StorageError))
 class GpusReleaseRequest(Request[GpusResult]):
     """Release the driver, so that MIG modes can be changed or a GPU reset; jobs keep running."""
 
     reason: str = wire(text(REASON_BYTES_MAX))
 
 
-@method("gpus_resume", Right.ADMIN, (Denied, StorageError))
+@method("gpus_resume", Right.ADMIN, Unread.FINISHED, (Denied, StorageError))
 class GpusResumeRequest(Request[GpusResult]):
     """Open the driver again and look which GPUs and slices there are now."""

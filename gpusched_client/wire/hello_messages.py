@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpusched_client.wire.fields import boolean
 from gpusched_client.wire.message import Response, message, wire
-from gpusched_client.wire.methods import Request, Right, method
+from gpusched_client.wire.methods import Request, Right, Unread, method
 from gpusched_client.wire.values import COUNT, SHORT_TEXT, USER
 
 
@@ -21,6 +21,6 @@ class HelloResult(Response):
     simulated: bool = wire(boolean, default=False)
 
 
-@method("hello", Right.ALL)
+@method("hello", Right.ALL, Unread.NOTHING)
 class Hello(Request[HelloResult]):
     """Ask who the daemon is. Costs nothing and changes nothing."""

@@ -35,7 +35,7 @@ from gpusched_client.wire.limits import (
     VRAM_BYTES_MAX,
 )
 from gpusched_client.wire.message import Response, message, nested, part, wire
-from gpusched_client.wire.methods import Request, Right, method
+from gpusched_client.wire.methods import Request, Right, Unread, method
 from gpusched_client.wire.values import (
     AMOUNT,
     ANY_TEXT,
@@ -187,7 +187,7 @@ class JobsResult(Response):
         return _uncut(Response.to_wire(self))
 
 
-@method("jobs", Right.ALL)
+@method("jobs", Right.ALL, Unread.NOTHING)
 class JobsRequest(Request[JobsResult]):
     """Jobs that pass all given filters, newest last, at most `limit` of the newest.
 
@@ -220,7 +220,7 @@ class QueueResult(Response):
         return _uncut(Response.to_wire(self))
 
 
-@method("queue", Right.ALL, (NotFound,))
+@method("queue", Right.ALL, Unread.NOTHING, (NotFound,))
 class QueueRequest(Request[QueueResult]):
     """Pending jobs in scheduling order; `after` is the last job id of the page before."""
 
@@ -228,7 +228,7 @@ class QueueRequest(Request[QueueResult]):
     after: int | None = wire(JOB_ID, default=None)
 
 
-@method("job", Right.ALL, (NotFound,))
+@method("job", Right.ALL, Unread.NOTHING, (NotFound,))
 class JobQuery(Request[JobView]):
     """Everything about one job."""
 
@@ -259,7 +259,7 @@ class CancelResult(Response):
     outcomes: tuple[Outcome, ...] = wire(_OUTCOMES)
 
 
-@method("cancel", Right.OWNER, (StorageError,))
+@method("cancel", Right.OWNER, Unread.FINISHED, (StorageError,))
 class CancelRequest(Request[CancelResult]):
     """End jobs, queued or running; with `signal` (a number) only send it to running ones."""
 
@@ -275,7 +275,7 @@ class UpdateResult(Response):
     outcomes: tuple[Outcome, ...] = wire(_OUTCOMES)
 
 
-@method("update", Right.OWNER, (StorageError,))
+@method("update", Right.OWNER, Unread.FINISHED, (StorageError,))
 class UpdateRequest(Request[UpdateResult]):
     """Change jobs; what is None stays as it is."""
 
@@ -300,7 +300,7 @@ class TopResult(Response):
     outcome: Outcome = wire(nested(Outcome))
 
 
-@method("top", Right.OWNER, (StorageError,))
+@method("top", Right.OWNER, Unread.FINISHED, (StorageError,))
 class TopRequest(Request[TopResult]):
     """Put a waiting job first: an owner's before the owner's others, an admin's before all."""
 
@@ -315,7 +315,7 @@ class WaitResult(Response):
     timed_out: bool = wire(boolean, default=False)
 
 
-@method("wait", Right.ALL, (NotFound,))
+@method("wait", Right.ALL, Unread.NOTHING, (NotFound,))
 class WaitRequest(Request[WaitResult]):
     """Reply when all jobs are final, or after timeout_s."""
 
@@ -330,7 +330,7 @@ class WatchResult(Response):
     last_event_id: int = wire(COUNT)
 
 
-@method("watch", Right.ALL, (Conflict,))
+@method("watch", Right.ALL, Unread.NOTHING, (Conflict,))
 class WatchRequest(Request[WatchResult]):
     """Send events as notifications from now on; `since` is the last event id already seen."""
 

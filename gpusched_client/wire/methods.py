@@ -1,6 +1,6 @@
 """What a method of the wire is: a request that carries its name, its response and who may call it.
 
-    @method("usage", Right.ALL)
+    @method("usage", Right.ALL, Unread.NOTHING)
     class UsageRequest(Request[UsageResult]):
         ...
 
@@ -32,12 +32,25 @@ class Right(StrEnum):
     ROOT = "root"
 
 
+class Unread(StrEnum):
+    """What is done of a request whose client is gone before the answer.
+
+    NOTHING: it only reads. FINISHED: all of it, and on record. OPEN: all or nothing; who asks again
+    finds out.
+    """
+
+    NOTHING = "nothing"
+    FINISHED = "finished"
+    OPEN = "open"
+
+
 class Request(Message, Generic[R]):
     """What a client sends, answered by an R."""
 
     __slots__ = ()
     method: ClassVar[str]
     right: ClassVar[Right]
+    unread: ClassVar[Unread]
     errors: ClassVar[tuple[type[GpuschedError], ...]]
     result: ClassVar[type[Response]]
 
@@ -51,13 +64,13 @@ Q = TypeVar("Q", bound=Request[Any])
 
 @dataclass_transform(frozen_default=True, field_specifiers=(wire,))
 def method(
-    name: str, right: Right, errors: tuple[type[GpuschedError], ...] = ()
+    name: str, right: Right, unread: Unread, errors: tuple[type[GpuschedError], ...] = ()
 ) -> Callable[[type[Q]], type[Q]]:
     """Declare a method by its request. `errors` are those that not every method may answer."""
 
     def declare(cls: type[Q]) -> type[Q]:
         made = message(cls)
-        made.method, made.right, made.errors = name, right, errors
+        made.method, made.right, made.unread, made.errors = name, right, unread, errors
         (made.result,) = get_args(made.__orig_bases__[0])  # type: ignore[attr-defined]  # Generic's
         return made
 

@@ -23,7 +23,7 @@ from gpusched_client.wire.job_messages import EVENT_METHOD, Event, JobView
 from gpusched_client.wire.job_options import OPTIONS
 from gpusched_client.wire.limits import PROTOCOL_VERSION
 from gpusched_client.wire.message import FieldSpec, Message, specs_of
-from gpusched_client.wire.methods import Request, Right
+from gpusched_client.wire.methods import Request, Right, Unread
 from gpusched_client.wire.submit_messages import JobRequest
 
 _HEAD = f"""\
@@ -79,6 +79,11 @@ _RIGHTS = {
     Right.ADMIN: "root and the members of `admin_group`; in user mode the daemon's own user",
     Right.ROOT: "root; in user mode the daemon's own user",
 }
+_UNREAD = {
+    Unread.NOTHING: "nothing: it only reads, and is dropped",
+    Unread.FINISHED: "all of it, and it is on record",
+    Unread.OPEN: "all or nothing; `submit` again with the same `submission_id` tells",
+}
 _OF_ANY_METHOD = (
     *(errors.Invalid, errors.TooLarge, errors.LimitReached, errors.Unavailable),
     errors.Internal,
@@ -128,7 +133,13 @@ def _wrapped(data: bytes, per_line: int = 32) -> str:
 
 def _rights() -> str:
     rows = [(f"`{right}`", words) for right, words in _RIGHTS.items()]
-    return "## Rights\n\n" + _table(("right", "who may call"), rows)
+    done = [(f"`{unread}`", words) for unread, words in _UNREAD.items()]
+    return (
+        "## Rights\n\n"
+        + _table(("right", "who may call"), rows)
+        + "\n## Unread answers\n\n"
+        + _table(("unread", "what is done where the client is gone before the answer"), done)
+    )
 
 
 def _errors() -> str:
@@ -169,7 +180,8 @@ def _group(group: ModuleType) -> str:
 
 def _method(kind: type[Request[Any]]) -> str:
     more = f" Errors of its own: {_codes(kind.errors)}." if kind.errors else ""
-    text = f"### `{kind.method}`\n\n{_docstring(kind)}\n\nRight: `{kind.right}`.{more}\n\n"
+    text = f"### `{kind.method}`\n\n{_docstring(kind)}\n\n"
+    text += f"Right: `{kind.right}`. Unread: `{kind.unread}`.{more}\n\n"
     text += _fields("Request", kind) + "\n"
     if kind.result is JobView:
         return text + f"Response: {_link(JobView)}.\n"

@@ -45,7 +45,7 @@ from gpusched_client.wire.message import (
     require_fields,
     wire,
 )
-from gpusched_client.wire.methods import Request, Right, method
+from gpusched_client.wire.methods import Request, Right, Unread, method
 from gpusched_client.wire.values import ANY_TEXT, JOB_ID, TIME_LIMIT
 
 _WORD = octets(STRING_BYTES_MAX)
@@ -199,7 +199,9 @@ class SubmitResult(Response):
     reasons: tuple[str, ...] = wire(list_of(ANY_TEXT, SUBMIT_JOBS_MAX), default=())
 
 
-@method("submit", Right.ALL, (Conflict, Denied, Infeasible, LimitReached, StorageError))
+@method(
+    "submit", Right.ALL, Unread.OPEN, (Conflict, Denied, Infeasible, LimitReached, StorageError)
+)
 class SubmitRequest(Request[SubmitResult]):
     """All or none of `jobs`. On the wire, a map `common` may hold fields that the jobs share.
 

@@ -15,9 +15,9 @@ from typing import Any
 
 from gpusched_client.errors import GpuschedError, Internal, Unavailable
 from gpusched_client.wire import framing
-from gpusched_client.wire.catalog import read_request
+from gpusched_client.wire.catalog import METHODS, read_request
 from gpusched_client.wire.message import Response
-from gpusched_client.wire.methods import Request
+from gpusched_client.wire.methods import Request, Unread
 from gpuschedd.api import replies
 from gpuschedd.api.auth import Peer
 from gpuschedd.api.limits import (
@@ -45,14 +45,6 @@ log = logging.getLogger(__name__)
 
 
 LASTING = frozenset({"wait", "watch"})  # open for long, and no work meanwhile
-#: What changes nothing, so that nobody misses it where nobody is left to read the answer.
-READING = frozenset(
-    {"hello", "jobs", "queue", "job", "wait", "watch", "gpus", "status", "usage", "stats"}
-)
-#: What is done to its end, and put on record, also where nobody is left to read the answer.
-FINISHED = frozenset(
-    {"cancel", "update", "top", "reload", "drain", "resume", "gpus_release", "gpus_resume"}
-)
 
 
 def _nothing() -> None: ...
@@ -69,7 +61,7 @@ class Shared:
     open: set[ServerConnection]
     codec: FairThreads
     unsent: Unsent = field(default_factory=Unsent)
-    finishing: set[asyncio.Task[None]] = field(default_factory=set)  # those of FINISHED
+    finishing: set[asyncio.Task[None]] = field(default_factory=set)  # done to their end
 
 
 class ServerConnection(asyncio.Protocol):
@@ -178,7 +170,7 @@ class ServerConnection(asyncio.Protocol):
         self._decode_some()
         if not self._waiting:
             return False
-        if self._is_gone and _is_only_read(self._waiting[0]):
+        if self._is_gone and _unread(self._waiting[0]) is Unread.NOTHING:
             return True  # and dropped, at no cost to those who wait
         if (
             len(self._tasks) >= OPEN_REQUESTS_MAX
@@ -219,13 +211,13 @@ class ServerConnection(asyncio.Protocol):
                 self._close_after_linger()
             return
         if isinstance(message, framing.RequestFrame):
-            if self._is_gone and _is_only_read(message):
+            if self._is_gone and _unread(message) is Unread.NOTHING:
                 return
             cost = cost_of(message.params)
             self._shared.budget.charge(self._account, cost)
             task = asyncio.ensure_future(self._answer(message))
             self._tasks.add(task)
-            if message.method in FINISHED:
+            if _unread(message) is Unread.FINISHED:
                 self._shared.finishing.add(task)
                 task.add_done_callback(self._shared.finishing.discard)
             if cost >= LONG_COST:
@@ -391,8 +383,10 @@ class ServerConnection(asyncio.Protocol):
         self.close()
 
 
-def _is_only_read(message: framing.Incoming) -> bool:
-    return isinstance(message, framing.RequestFrame) and message.method in READING
+def _unread(message: framing.Incoming) -> Unread | None:
+    """What is done of it where nobody is left to read the answer; None: it is no request."""
+    known = METHODS.get(message.method) if isinstance(message, framing.RequestFrame) else None
+    return None if known is None else known.unread
 
 
 def _is_hung_up(transport: asyncio.Transport) -> bool:

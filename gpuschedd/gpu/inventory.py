@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from gpusched_client.terms import EventKind, GpuUuid
@@ -18,6 +18,7 @@ from gpuschedd.gpu.source import (
     display_order,
     parent_index,
     select_gpus,
+    stand_in_uuid,
     unknown_names,
 )
 from gpuschedd.jobs.batch import Batch
@@ -39,6 +40,7 @@ class HostInventory:
         self.misnamed: str | None = None  # why none of the host's GPUs is ours
         self._missing_since_s: dict[GpuUuid, float] = {}
         self._told_rows: dict[GpuUuid, GpuRow] = {}
+        self._told_heirs: frozenset[GpuUuid] = frozenset()
 
     def unknown_names_in(self, sample: Sample) -> tuple[str, ...]:
         """Configured GPU names that match no GPU on this host."""
@@ -153,6 +155,11 @@ class HostInventory:
             for row in self._controller.state.gpu_rows.values()
             if row.uuid.startswith(SIMULATED_PREFIX) == is_simulated
         ]
+        opened = {
+            stand_in_uuid(parent_index(index) if index >= FIRST_SLICE_INDEX else index)
+            for index in (row.gpu_index for row in rows if not _is_stand_in(row))
+        }
+        rows = [row for row in rows if row.uuid not in opened]
         return tuple(
             Gpu(
                 uuid=row.uuid,
@@ -167,10 +174,34 @@ class HostInventory:
             for row in sorted(rows, key=lambda row: row.gpu_index)
         )
 
+    def drained(self, sample: Sample) -> dict[GpuUuid, str]:
+        """Those that an admin has drained, each with the reason, also by a name they had before."""
+        rows = self._controller.state.gpu_rows
+        own = {uuid: row.drained for uuid, row in rows.items() if row.drained is not None}
+        heirs = self._heirs(sample)
+        return {uuid: own[before] for uuid, before in heirs.items() if before in own} | own
+
+    def _heirs(self, sample: Sample) -> dict[GpuUuid, GpuUuid]:
+        """The names that what is here was drained by: not opened as yet, or not yet in slices."""
+        rows = self._controller.state.gpu_rows
+        here = {reading.uuid for reading in sample.readings}
+        found = {}
+        for info in sample.inventory:
+            before = [stand_in_uuid(display_order(info)[0])] if info.uuid in here else []
+            if info.parent_uuid is not None and info.uuid not in rows:
+                before.append(info.parent_uuid)
+            for uuid in before:
+                if uuid != info.uuid and uuid in rows and rows[uuid].drained is not None:
+                    found[info.uuid] = uuid
+        return found
+
     def keep(self, sample: Sample, facts: GpuFacts) -> None:
-        """Record GPUs that are new, or changed."""
+        """Record GPUs that are new, or changed, or were drained by another name."""
         state = self._controller.state
         wall_s = self._controller.clock.wall_s()
+        heirs = self._heirs(sample)
+        untold = heirs.keys() - self._told_heirs
+        self._told_heirs = frozenset(heirs)
         new: list[GpuRow] = []
         for info in sample.inventory:
             row = GpuRow(
@@ -184,11 +215,11 @@ class HostInventory:
             )
             # What was told may not be durable yet: a full disk keeps it waiting.
             known = self._told_rows.get(info.uuid) or state.gpu_rows.get(info.uuid)
-            if known is None or _identity(known) != _identity(row):
+            if known is None or _identity(known) != _identity(row) or info.uuid in untold:
                 self._told_rows[info.uuid] = row
                 new.append(row)
         if new:
-            self._controller.post(lambda batch: _keep_rows(batch, new, facts.gpus))
+            self._controller.post(lambda batch: _keep_rows(batch, new, heirs, facts.gpus))
 
 
 def _info_of(row: GpuRow) -> GpuInfo:
@@ -203,12 +234,21 @@ def _info_of(row: GpuRow) -> GpuInfo:
     )
 
 
+def _is_stand_in(row: GpuRow) -> bool:
+    return row.uuid.startswith(UNOPENED_PREFIX)
+
+
 def _identity(row: GpuRow) -> tuple[object, ...]:
     """What of a row the driver says; a change of it is worth another row."""
     return row.gpu_index, row.minor, row.model, row.total_bytes, row.reserved_bytes
 
 
-def _keep_rows(batch: Batch, rows: Iterable[GpuRow], gpus: tuple[Gpu, ...]) -> None:
+def _keep_rows(
+    batch: Batch,
+    rows: Collection[GpuRow],
+    heirs: Mapping[GpuUuid, GpuUuid],
+    gpus: tuple[Gpu, ...],
+) -> None:
     batch.gpus_seen = gpus
     for row in rows:
         known = batch.gpu_row(row.uuid)
@@ -219,5 +259,13 @@ def _keep_rows(batch: Batch, rows: Iterable[GpuRow], gpus: tuple[Gpu, ...]) -> N
                 sick=known.sick,
                 sick_until_reboot=known.sick_until_reboot,
             )
+        before = batch.gpu_row(heirs[row.uuid]) if row.uuid in heirs else None
+        if before is not None and row.drained is None:
+            row = replace(row, drained=before.drained)
         batch.gpu_rows[row.uuid] = row
         batch.emit(EventKind.GPU_SEEN, gpu=str(row.uuid), index=row.gpu_index, model=row.model)
+    # Opened, it is put back by its own name alone.
+    for uuid in {heirs[row.uuid] for row in rows if row.uuid in heirs}:
+        before = batch.gpu_row(uuid)
+        if before is not None and _is_stand_in(before):
+            batch.gpu_rows[uuid] = replace(before, drained=None)

@@ -432,10 +432,10 @@ class GpuMonitor:
         return facts
 
     def _standing(self) -> GpuConditions:
-        rows = self._controller.state.gpu_rows.items()
+        assert self._sample is not None
         info = self._inventory.info
         return GpuConditions(
-            drained={uuid: row.drained for uuid, row in rows if row.drained is not None},
+            drained=self._inventory.drained(self._sample),
             sick=self._health.sick(info),
             warnings=self._health.warnings(info),
             lost={} if self.is_stale else self._inventory.lost(),

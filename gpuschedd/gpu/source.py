@@ -309,9 +309,14 @@ def _is_named(gpu: GpuInfo, name: int | str) -> bool:
     return isinstance(name, str) and len(name) >= 8 and any(u.startswith(name) for u in uuids)
 
 
+def stand_in_uuid(index: int) -> GpuUuid:
+    """What stands for the UUID of a GPU that was never opened, so that it can be drained."""
+    return GpuUuid(f"{UNOPENED_PREFIX}{index}")
+
+
 def unopened(index: int, fault: Fault, reason: str) -> tuple[GpuInfo, GpuReading]:
     """A GPU that the driver counts and does not open: its index, and why."""
-    uuid = GpuUuid(f"{UNOPENED_PREFIX}{index}")
+    uuid = stand_in_uuid(index)
     reading = GpuReading(uuid, None, None, fault=fault, reason=reason)
     return GpuInfo(uuid, index, None, UNKNOWN_MODEL, None), reading
 

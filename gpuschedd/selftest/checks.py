@@ -182,6 +182,18 @@ def unreported(held: Held, checks: Sequence[Check]) -> list[Finding] | None:
     return None
 
 
+def unended(held: Held, checks: Sequence[Check]) -> list[Finding] | None:
+    """A job that neither ended nor was ended holds its GPU for ever, whatever else it shows."""
+    if held.job.state.is_final:
+        return None
+    return [failed(check, never_ended(held.job), held.gpu) for check in checks]
+
+
+def never_ended(job: JobView) -> str:
+    """In words."""
+    return f"job {job.job_id} was told to end, then cancelled, and is {job.state.value}"
+
+
 def own_process(held: Held) -> Finding:
     """The job's memory is the job's: of its processes, and not foreign."""
     use, job = held.use, held.job.job_id

@@ -14,9 +14,10 @@ from typing import Any
 
 import click
 
-from gpusched_client import Client, __version__, paths
-from gpusched_client.errors import GpuschedError, Unavailable
+from gpusched_client import Client, __version__, job_request, paths
+from gpusched_client.errors import Denied, GpuschedError, Unavailable
 from gpusched_client.terms import Mode
+from gpusched_client.wire.submit_messages import SubmitRequest
 from gpuschedd.selftest.findings import Finding, Result, finding_json, findings_table
 from gpuschedd.selftest.host import driver_version, listing
 from gpuschedd.selftest.jobs import Bench, Patience, Stopped
@@ -95,6 +96,8 @@ def _run(socket: Path | None, as_json: bool, *, is_system: bool) -> int:
             raise Unavailable("a user's own daemon answered, not the system's; leave --system out")
         if hello.mode == Mode.SYSTEM and os.geteuid() == 0 and not is_system:
             raise click.UsageError("the system's daemon answered: give --system --as USER")
+        if hello.mode == Mode.SYSTEM:
+            _require_taken(client)
         daemon = Tried.ask(client)
         found = listing()
         bench = Bench(client, patience, is_simulated=daemon.is_simulated)
@@ -111,6 +114,22 @@ def _run(socket: Path | None, as_json: bool, *, is_system: bool) -> int:
         click.echo(_headline(daemon, facts))
         click.echo(findings_table(findings), nl=False)
     return EXIT_FAILED if _is_failed(findings) else 0
+
+
+def _require_taken(client: Client) -> None:
+    """UsageError where jobs of this user are refused whatever they are: that is no check's."""
+    trial = SubmitRequest((job_request(["true"], gpus=0, cwd="/"),), dry_run=True)
+    try:
+        client.submit_request(trial)
+    except Denied as error:
+        raise click.UsageError(
+            f"{error.message}. The checks need somebody whose jobs are taken: give --system --as "
+            "with the name of a person"
+        ) from error
+    except Unavailable:
+        raise
+    except GpuschedError:
+        return  # a limit, or a disk that is full: the checks' own jobs will say so
 
 
 def _say(text: str) -> None:

@@ -48,14 +48,19 @@ class Stopped(Exception):
 class Patience:
     """How long is left, and whether somebody wants an end. Signals count between two looks."""
 
-    def __init__(self, all_s: float = ALL_S) -> None:
-        self._end_s = time.monotonic() + all_s
+    def __init__(self) -> None:
+        self._end_s = time.monotonic() + ALL_S
         self._signal: int | None = None
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._note)
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         self._signal = number
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all of it is used up: nothing more is begun."""
+        return time.monotonic() >= self._end_s
 
     def check(self) -> None:
         """Raise Stopped where a signal came."""

@@ -94,6 +94,8 @@ class SelfTest:
 
     def _round(self, steps: Callable[[], Iterator[Finding]], *own: Check) -> list[Finding]:
         """What a round finds; a daemon that refuses its jobs is a finding as well."""
+        if self._patience.is_over:
+            return [failed(check, "no time was left for it: what was before hung") for check in own]
         try:
             return list(steps())
         except Unavailable:
@@ -171,7 +173,7 @@ class SelfTest:
         """The checks over one job that held memory."""
         self.cuda = held.report.cuda or self.cuda
         wanted = self._checks_of(held.gpu)
-        nothing = checks.unreported(held, wanted)
+        nothing = checks.unreported(held, wanted) or checks.unended(held, wanted)
         if nothing is not None:
             yield from nothing
             return
@@ -223,6 +225,9 @@ class SelfTest:
         job = self._bench.ended([job_id])[job_id]
         user = _user_name(os.geteuid())
         own = report_in(said)
+        if not job.state.is_final:
+            yield failed(Check.FOREIGN, checks.never_ended(job), seen)
+            return
         yield checks.foreign_process(Beside(seen, job, stranger.pid, user, STRANGER_BYTES, own))
 
     def _until_named(self, gpu: GpuView, stranger: Stranger) -> GpuView:

@@ -32,31 +32,51 @@ def require_program(argv: list[bytes], environment: dict[bytes, bytes], *, check
     What tells of a place that is away counts, such as a server that does not answer. With `checked`
     the command was there at submit, so that its absence does as well.
     """
-    places = _candidates(argv[0], environment)
-    found = [path for path in places if _is_there(path)]
-    if found:
-        _require_interpreter(found[0], checked=checked)
-        return
+    path = _require("command", argv[0], environment, checked=checked)
+    if path is not None:
+        _require_interpreter(path, argv, environment, checked=checked)
+
+
+def _require(
+    what: str, name: bytes, environment: dict[bytes, bytes], *, checked: bool
+) -> bytes | None:
+    """Where it is; what comes behind that in PATH is nobody's business."""
+    for path in _candidates(name, environment):
+        if _is_there(what, path):
+            return path
     if checked:
-        raise EnvironmentLost(f"command {display(argv[0])}", "not found (ENOENT)")
+        raise EnvironmentLost(f"{what} {display(name)}", "not found (ENOENT)")
+    return None
 
 
-def _is_there(path: bytes) -> bool:
+def _is_there(what: str, path: bytes) -> bool:
     try:
         os.stat(path)
     except OSError as error:
-        if error.errno in _AWAY_ERRNOS:
-            raise EnvironmentLost(f"command {display(path)}", reason_of(error)) from error
+        _require_answer(what, path, error)
         return False
     return True
 
 
-def _require_interpreter(path: bytes, *, checked: bool) -> None:
-    interpreter = interpreter_of(_first_line(path))
-    if interpreter is None or _is_there(interpreter):
-        return
-    if checked:
-        raise EnvironmentLost(f"interpreter {display(interpreter)}", "not found (ENOENT)")
+def _require_answer(what: str, path: bytes, error: OSError) -> None:
+    if error.errno in _AWAY_ERRNOS:
+        raise EnvironmentLost(f"{what} {display(path)}", reason_of(error)) from error
+
+
+def _require_interpreter(
+    path: bytes, argv: list[bytes], environment: dict[bytes, bytes], *, checked: bool
+) -> None:
+    """Of a script, also of one that was captured: its interpreter is the command then."""
+    words = interpreter_of(_first_line(path)) or argv
+    if words is not argv:
+        _require("interpreter", words[0], environment, checked=checked)
+    if os.path.basename(words[0]) == b"env" and len(words) > 1 and _is_name(words[1]):
+        _require("interpreter", words[1], environment, checked=checked)
+
+
+def _is_name(word: bytes) -> bool:
+    """Whether `env` takes the word for a command: no option of its own, and no variable."""
+    return not word.startswith(b"-") and b"=" not in word
 
 
 def _first_line(path: bytes) -> bytes:
@@ -64,7 +84,8 @@ def _first_line(path: bytes) -> bytes:
         with open(path, "rb", buffering=0, opener=_open_at_once) as file:
             is_file = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
             return file.read(_FIRST_LINE_BYTES).split(b"\n", 1)[0] if is_file else b""
-    except OSError:
+    except OSError as error:
+        _require_answer("command", path, error)
         return b""
 
 
@@ -72,12 +93,9 @@ def _open_at_once(path: str | bytes, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)  # a FIFO has no writer yet
 
 
-def interpreter_of(line: bytes) -> bytes | None:
-    """The program that a first line names; None where it names none."""
-    if not line.startswith(b"#!"):
-        return None
-    words = line[2:].strip(b" \t\r").split(None, 1)
-    return words[0] if words else None
+def interpreter_of(line: bytes) -> list[bytes]:
+    """The program that a first line names, and its one argument; [] where it names none."""
+    return line[2:].strip(b" \t\r").split(None, 1) if line.startswith(b"#!") else []
 
 
 def _candidates(command: bytes, environment: dict[bytes, bytes]) -> list[bytes]:

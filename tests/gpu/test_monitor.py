@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import re
 import subprocess
 import sys
@@ -77,6 +78,12 @@ def stranger(gpu: int, mib: int) -> Iterator[subprocess.Popen[bytes]]:
             process.kill()
 
 
+def whose(process: subprocess.Popen[bytes]) -> str:
+    """As a reason names it: pid, user and command."""
+    command = Path(f"/proc/{process.pid}/comm").read_text().strip()
+    return f"pid {process.pid} of {pwd.getpwuid(os.getuid()).pw_name} ({command})"
+
+
 def is_running(client: Client, job_id: int) -> bool:
     return client.job(job_id).state is JobState.RUNNING
 
@@ -105,6 +112,24 @@ def another(driver: FakeDriver, index: int = 1) -> None:
     """One more GPU."""
     pci = f"00000000:{0x10 + index:02X}:00.0"
     driver.gpu(index, **{**driver.gpus[0], "uuid": uuid_of(index), "pci": pci, "minor": index})
+
+
+def cut(driver: FakeDriver, index: int, *uuids: str) -> None:
+    """The GPU is in MIG mode, with these slices."""
+    driver.remove(f"mig {index} ")
+    driver.gpu(index, mig=1)
+    for slot, uuid in enumerate(uuids):
+        driver.add(f"mig {index} {slot} {uuid} {slot + 3} 0 {10 * GIB} NVIDIA Fake MIG 1g.10gb")
+
+
+def reopen(daemon: DaemonProcess, restarts: bool = False) -> None:
+    """The driver is opened anew, by the same daemon or by the next one."""
+    if restarts:
+        assert daemon.stop() == 0
+        daemon.start()
+        return
+    assert daemon.run("gctl", "gpus", "release").returncode == 0
+    assert daemon.run("gctl", "gpus", "resume").returncode == 0
 
 
 def move_clock(driver: FakeDriver, ahead_s: float) -> None:
@@ -142,12 +167,12 @@ def test_a_job_waits_for_foreign_memory_and_is_told_whose(
         assert said.returncode == 0
         assert "it can start only when others leave" in said.stderr
         job_id = int(said.stdout.split()[2].rstrip(":"))
-        words = ("needs 1 GPU with 40.5 GiB", f"pid {other.pid} of ", "with 21 GiB")
+        words = ("needs 1 GPU with 40.5 GiB", f"{whose(other)} with 21 GiB")
         until_reason(client, job_id, *words)
         small = client.submit(["true"], vram="20G", time_limit="1m", output="/dev/null")
         assert client.wait(small.id, timeout_s=30).state is JobState.COMPLETED
         whole = client.submit(["true"], output="/dev/null")
-        until_reason(client, whole.id, f"pid {other.pid} of ", "with 21 GiB")
+        until_reason(client, whole.id, f"{whose(other)} with 21 GiB")
         other.kill()
         assert client.wait(job_id, timeout_s=30).state is JobState.COMPLETED
         assert client.wait(whole.id, timeout_s=30).state is JobState.COMPLETED
@@ -263,7 +288,7 @@ def test_a_last_look_keeps_a_job_from_a_gpu_that_was_just_taken(
     daemon = daemon_over(driver, *FAR_APART)
     with daemon.client() as client, stranger(0, 40 * 1024) as other:
         job = client.submit(["true"], output="/dev/null")
-        text = until_reason(client, job.id, f"GPU 0 is in use: pid {other.pid} of", "40 GiB")
+        text = until_reason(client, job.id, f"GPU 0 is in use: {whose(other)} with 40 GiB")
         assert text.startswith("LaunchBackoff: GPU 0 is in use")
         assert "next try in" in text
         assert client.job(job.id).state is JobState.PENDING
@@ -302,9 +327,9 @@ def test_where_one_process_is_allowed_a_stranger_s_keeps_all_jobs_waiting(
         whole = client.submit(["true"], output="/dev/null")
         shared = client.submit(["true"], vram="1G", output="/dev/null")
         for job in (whole, shared):
-            until_reason(client, job.id, f"pid {other.pid} of", "allows one process only")
+            until_reason(client, job.id, whose(other), "allows one process only")
         shown = client.gpus()[0].reason or ""
-        assert (f"pid {other.pid} of" in shown, shown.count("one process only")) == (True, 1)
+        assert (whose(other) in shown, shown.count("one process only")) == (True, 1)
         other.kill()
         for job in (whole, shared):
             assert client.wait(job.id, timeout_s=30).state is JobState.COMPLETED
@@ -441,12 +466,16 @@ def test_whole_gpus_asleep_are_told_as_such(driver: FakeDriver, daemon_over: Sta
 
 
 def test_energy_of_before_a_stop_counts_after_it(driver: FakeDriver, daemon_over: Start) -> None:
-    """Saved at the stop, however short the time."""
+    """Saved at the stop, long before it would be by itself; what nobody saw is not counted."""
     driver.gpu(0, power_mw=60_000)
     daemon = daemon_over(driver)
     with daemon.client() as client:
         job = client.submit(["sleep", "60"], output="/dev/null")
-        before = until(lambda: client.job(job.id).energy_j, "it has drawn something")
+        first = until(lambda: client.job(job.id).energy_j, "it has drawn something")
+        before = until(
+            lambda: (e := client.job(job.id).energy_j or 0) > first + 100 and e,
+            "it draws on, and nothing is saved for a minute",
+        )
     assert daemon.stop() == 0
     driver.gpu(0, power_mw=0)  # from now on the driver does not tell
     daemon.start()
@@ -454,7 +483,11 @@ def test_energy_of_before_a_stop_counts_after_it(driver: FakeDriver, daemon_over
         assert (client.job(job.id).energy_j or 0) >= before
         client.cancel([job.id])
         client.wait(job.id, timeout_s=30)
-        assert (client.job(job.id).energy_j or 0) >= before
+        ended = client.job(job.id)
+    assert (ended.energy_j or 0) >= before
+    assert ended.started_at_s is not None
+    assert ended.ended_at_s is not None
+    assert 0 < (ended.gpu_observed_s or 0) < ended.ended_at_s - ended.started_at_s
 
 
 def test_out_of_memory_by_a_stranger_is_told_as_such_and_not_answered_with_more(
@@ -472,10 +505,9 @@ def test_out_of_memory_by_a_stranger_is_told_as_such_and_not_answered_with_more(
             until(lambda: str(other.pid) in (client.gpus()[0].reason or ""), "it is seen")
             go.touch()
             until(lambda: "job_retried" in kinds(client.job(job.id)), "it is tried again")
-            waits = until_reason(client, job.id, f"pid {other.pid} of")
-            assert "30 GiB" in waits
+            until_reason(client, job.id, f"{whose(other)} with 30 GiB")
             text = " ".join(event.text for event in client.job(job.id).events or ())
-            assert f"GPU 0 was in use by pid {other.pid} of" in text
+            assert f"GPU 0 was in use by {whose(other)} with 30 GiB as well" in text
             assert client.job(job.id).vram_bytes is None
         assert client.wait(job.id, timeout_s=30).state is JobState.COMPLETED
         go.unlink()
@@ -485,10 +517,9 @@ def test_out_of_memory_by_a_stranger_is_told_as_such_and_not_answered_with_more(
             until(lambda: str(other.pid) in (client.gpus()[0].reason or ""), "it is seen")
             go.touch()
             ended = client.wait(last.id, timeout_s=30)
-        assert (ended.state, ended.cause) == (JobState.OUT_OF_MEMORY, "cuda_oom")
-        detail = client.job(last.id).cause_detail or ""
-        assert f"GPU 0 was in use by pid {other.pid} of" in detail
-        assert "with 30 GiB as well" in detail
+            assert (ended.state, ended.cause) == (JobState.OUT_OF_MEMORY, "cuda_oom")
+            detail = client.job(last.id).cause_detail or ""
+            assert f"GPU 0 was in use by {whose(other)} with 30 GiB as well" in detail
 
 
 def test_out_of_vram_is_tried_again_with_a_quarter_more(
@@ -1027,6 +1058,109 @@ def test_a_gpu_that_hangs_the_driver_from_the_start_is_shown_with_the_reason(
         assert client.wait(job.id, timeout_s=30).gpu_indices == (0,)
 
 
+@pytest.mark.parametrize("is_mig", [False, True])
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_gpu_that_was_drained_before_it_could_be_opened_stays_drained(
+    driver: FakeDriver, daemon_over: Start, restarts: bool, is_mig: bool
+) -> None:
+    """Nobody knew its UUID, or its slices; it is put back by its own name, once and for good."""
+    another(driver)
+    driver.add(f"error nvmlDeviceGetHandleByIndex_v2 1 {UNKNOWN}")
+    daemon = daemon_over(driver, wrapper=[sys.executable, "-c", QUICK_TO_LOOK])
+    assert daemon.run("gctl", "drain", "1", "--reason", "hot").returncode == 0
+    driver.remove("error")
+    if is_mig:
+        cut(driver, 1, "MIG-a", "MIG-b")
+    reopen(daemon, restarts)
+    indices, model = ((200, 201), "1g.10gb") if is_mig else ((1,), None)
+    drained, well = dict.fromkeys(indices, "drained"), dict.fromkeys(indices, "ok")
+    with daemon.client() as client:
+        until(lambda: set(gpus_by_index(client)) == {0, *indices}, "it is open")
+        assert gpus_by_index(client) == {0: "ok", **drained}
+        assert not [gpu for gpu in client.gpus() if gpu.uuid.startswith("unopened")]
+        gpus = 1 if is_mig else 2
+        waits = client.submit(["true"], gpus=gpus, gpu_model=model, output="/dev/null")
+        until_reason(client, waits.id, "drained (hot, by root)")
+        assert [gpu.state for gpu in client.resume_all(1)] == ["ok"] * len(indices)
+        assert client.wait(waits.id, timeout_s=30).state is JobState.COMPLETED
+    reopen(daemon, restarts)
+    with daemon.client() as client:
+        until(lambda: gpus_by_index(client) == {0: "ok", **well}, "nothing of it is left")
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_gpu_that_was_always_in_slices_stays_drained_as_others(
+    driver: FakeDriver, daemon_over: Start, restarts: bool
+) -> None:
+    """Nobody has ever seen it whole; a slice that is drained alone goes with its drain."""
+    another(driver)
+    cut(driver, 0, "MIG-x", "MIG-y")
+    cut(driver, 1, "MIG-a", "MIG-b")
+    daemon = daemon_over(driver, wrapper=[sys.executable, "-c", QUICK_TO_LOOK])
+    with daemon.client() as client:
+        until(lambda: set(gpus_by_index(client)) == {100, 101, 200, 201}, "all are there")
+        client.drain(101, "a demonstration")
+        client.drain_all(1, "hot")
+    cut(driver, 0, "MIG-z")
+    cut(driver, 1, "MIG-c")
+    reopen(daemon, restarts)
+    with daemon.client() as client:
+        until(lambda: set(gpus_by_index(client)) == {100, 200}, "they are cut otherwise")
+        assert gpus_by_index(client) == {100: "ok", 200: "drained"}
+        assert [gpu.state for gpu in client.resume_all(1)] == ["ok"]
+
+
+def test_a_drained_gpu_stays_drained_whatever_it_is_cut_into(
+    driver: FakeDriver, daemon_over: Start
+) -> None:
+    """MIG mode on, other slices, off again: by names that nobody knew when it was drained."""
+    another(driver)
+    daemon = daemon_over(driver, wrapper=[sys.executable, "-c", QUICK_TO_LOOK])
+    with daemon.client() as client:
+        until(lambda: gpus_by_index(client) == {0: "ok", 1: "ok"}, "both are there")
+        client.drain(1, "hot")
+        cut(driver, 1, "MIG-a", "MIG-b")
+        reopen(daemon)
+        until(lambda: 200 in gpus_by_index(client), "it is in slices")
+        assert gpus_by_index(client) == {0: "ok", 200: "drained", 201: "drained"}
+        client.resume_all(1)
+        assert gpus_by_index(client) == {0: "ok", 200: "ok", 201: "ok"}
+        client.drain_all(1, "hot again")
+        cut(driver, 1, "MIG-c")
+        reopen(daemon)
+        until(lambda: gpus_by_index(client).keys() == {0, 200}, "it is another slice")
+        assert gpus_by_index(client) == {0: "ok", 200: "drained"}
+        cut(driver, 1)
+        driver.gpu(1, mig=-1)
+        reopen(daemon)
+        until(lambda: 1 in gpus_by_index(client), "it is whole")
+        assert gpus_by_index(client) == {0: "ok", 1: "drained"}
+        client.resume(1)
+        cut(driver, 1, "MIG-c")
+        reopen(daemon)
+        until(lambda: 200 in gpus_by_index(client), "it is in the slice of before")
+        assert gpus_by_index(client) == {0: "ok", 200: "ok"}
+
+
+def test_a_gpu_that_is_drained_while_it_is_whole_is_so_in_the_slices_of_before(
+    driver: FakeDriver, daemon_over: Start
+) -> None:
+    """A slice of the same place has its old name again."""
+    another(driver)
+    cut(driver, 1, "MIG-a")
+    daemon = daemon_over(driver, wrapper=[sys.executable, "-c", QUICK_TO_LOOK])
+    with daemon.client() as client:
+        until(lambda: gpus_by_index(client) == {0: "ok", 200: "ok"}, "it is in slices")
+        driver.gpu(1, mig=-1)
+        reopen(daemon)
+        until(lambda: gpus_by_index(client) == {0: "ok", 1: "ok"}, "it is whole")
+        client.drain(1, "hot")
+        cut(driver, 1, "MIG-a")
+        reopen(daemon)
+        until(lambda: 200 in gpus_by_index(client), "it is in slices again")
+        assert gpus_by_index(client) == {0: "ok", 200: "drained"}
+
+
 def test_a_host_whose_only_gpu_hangs_from_the_start_shows_it(
     driver: FakeDriver, daemon_over: Start
 ) -> None:
@@ -1146,6 +1280,42 @@ sys.argv = sys.argv[3:]  # what was asked: python -m gpuschedd.main ..
 from gpuschedd.cli import cli
 cli()
 """
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (
+            "hang nvmlEventSetWait_v2 *",
+            "the driver's events hang or crash it (nvmlEventSetWait): no Xid is seen, GPUs are "
+            "judged by their health checks alone",
+        ),
+        (
+            "hang nvmlDeviceRegisterEvents 1",
+            "GPU 1 hangs the driver (nvmlDeviceRegisterEvents): its Xids are not seen",
+        ),
+    ],
+)
+def test_status_says_that_the_driver_s_events_are_out_until_they_are_back(
+    driver: FakeDriver, daemon_over: Start, line: str, words: str
+) -> None:
+    """Nobody would hear of a fault, while all GPUs take jobs."""
+    another(driver)
+    driver.add(line)
+    daemon = daemon_over(driver, *QUICK_TO_GIVE_UP, wrapper=[sys.executable, "-c", QUICK_TO_LOOK])
+    with daemon.client() as client:
+        until(lambda: gpus_by_index(client) == {0: "ok", 1: "ok"}, "it goes on without")
+        status = daemon.run("gctl", "status")
+        assert status.returncode == 1
+        assert words in status.stdout
+        job = client.submit(["true"], gpus=2, output="/dev/null")
+        assert client.wait(job.id, timeout_s=30).state is JobState.COMPLETED
+        assert words in daemon.run("gctl", "status").stdout
+        driver.remove("hang")
+        reopen(daemon)
+        until(lambda: gpus_by_index(client) == {0: "ok", 1: "ok"}, "it is open again")
+        status = daemon.run("gctl", "status")
+        assert "All is well." in status.stdout, status.stdout
 
 
 def test_a_gpu_that_is_slowed_down_by_heat_is_shown_as_that_and_takes_jobs(

@@ -91,6 +91,37 @@ def test_a_command_that_was_there_at_submit_is_waited_for(daemon: DaemonProcess)
         assert client.wait(job.id, timeout_s=60).exit_code == 3
 
 
+@pytest.mark.parametrize("is_captured", [False, True])
+@pytest.mark.parametrize("by_env", [False, True])
+def test_an_interpreter_that_is_away_at_the_start_is_waited_for(
+    daemon: DaemonProcess, is_captured: bool, by_env: bool
+) -> None:
+    """It was there at submit; the script runs when it is back, as the same attempt."""
+    tools = daemon.work_dir / "tools"
+    tools.mkdir()
+    (tools / "mysh").symlink_to("/bin/sh")
+    script = daemon.work_dir / "script"
+    script.write_text(f"#!{'/usr/bin/env mysh' if by_env else tools / 'mysh'}\nexit 3\n")
+    script.chmod(0o755)
+    words = "--script script" if is_captured else "./script"
+    with daemon.client() as client:
+        said = daemon.run_shell(f"PATH={tools}:$PATH gsub --hold --parsable -o /dev/null {words}")
+        assert said.returncode == 0, said.stderr
+        job_id = int(said.stdout)
+        tools.rename(daemon.work_dir / "away")
+        client.update([job_id], hold=False)
+        until(lambda: reason_of(client, job_id) == AWAY, "it waits")
+        waiting = client.job(job_id)
+        name = "mysh" if by_env else f"{tools}/mysh"
+        kind = "command" if is_captured and not by_env else "interpreter"
+        assert (waiting.state, waiting.attempt) == (JobState.PENDING, 1)
+        assert waiting.reason is not None
+        assert f"{kind} {name}: not found (ENOENT)" in waiting.reason.text
+        (daemon.work_dir / "away").rename(tools)
+        ended = client.wait(job_id, timeout_s=60)
+        assert (ended.exit_code, ended.attempt) == (3, 1)
+
+
 def test_a_cancel_ends_the_wait(daemon: DaemonProcess) -> None:
     """As it ends any other."""
     with daemon.client() as client:

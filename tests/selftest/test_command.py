@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.client.fake_server import HELLO, FakeServer, Refusal
 from tests.selftest.conftest import IMPATIENT
 from tests.support.daemon import BIN, DaemonProcess, daemon_in
 
@@ -103,6 +106,24 @@ def test_whom_the_jobs_run_as_is_asked_for(words: tuple[str, ...], said: str) ->
     done = typed(*words)
     assert done.returncode == 2
     assert said in done.stderr
+
+
+def test_a_user_whose_jobs_are_not_taken_is_usage_and_no_failed_check(tmp_path: Path) -> None:
+    """As root is where a service takes people's jobs alone: said with whom to give instead."""
+
+    def refuse(request: dict[str, Any]) -> None:
+        assert request["dry_run"]
+        raise Refusal("denied", "jobs of root (uid 0, below UID_MIN) are not taken here")
+
+    own = pwd.getpwuid(os.getuid()).pw_name
+    hello = {**HELLO, "mode": "system", "uid": os.getuid(), "user": own}
+    socket = tmp_path / "s.sock"
+    server = FakeServer(socket, {"hello": lambda _: hello, "submit": refuse})
+    done = typed("selftest", "--system", "--as", own, GPUSCHED_SOCKET=str(socket))
+    server.close()
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "jobs of root (uid 0, below UID_MIN) are not taken here" in done.stderr
+    assert "give --system --as with the name of a person" in done.stderr
 
 
 @pytest.mark.root

@@ -48,7 +48,7 @@ from gpuschedd.jobs.state import State, policy_of
 from gpuschedd.run.dispatcher import Dispatcher
 from gpuschedd.run.spec import LaunchContext
 from gpuschedd.store.database import StoreFull
-from gpuschedd.store.records import Changes, GpuRow
+from gpuschedd.store.records import Changes, GpuRow, Loaded
 from gpuschedd.store.writer import Store
 from gpuschedd.system.clock import SchedulerClock
 
@@ -316,8 +316,13 @@ class Host:
         runner: Any = self.runner
         unasked: Any = SimpleNamespace()  # launches are played, so nobody asks for these
         self.dispatcher = Dispatcher(
-            self.controller, runner, context, unasked, UnseenGpus(), unasked
+            self.controller, runner, context, unasked, self.watch(loaded), unasked
         )
+
+    def watch(self, loaded: Loaded) -> Any:
+        """Who looks at the GPUs."""
+        del loaded
+        return UnseenGpus()
 
     def _probe(self) -> None:
         if self.world.disk_full:

@@ -6,11 +6,12 @@ import errno
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from gpuschedd.supervisor.errors import ExecFailed
-from gpuschedd.supervisor.program import execute
+from gpuschedd.supervisor.errors import EnvironmentLost, ExecFailed
+from gpuschedd.supervisor.program import execute, require_program
 from tests.support.jobs import Host
 
 ODD_WORDS = (b"", b"--", b"-x", b"a b", b"line\nline", b"\xff\xfe\x80", b"'\"$HOME", b"caf\xc3\xa9")
@@ -151,6 +152,53 @@ def test_a_closed_directory_in_path_is_no_command_that_cannot_run(
     with pytest.raises(ExecFailed, match="Permission denied") as failed:
         execute([bytes(closed) + b"/sh"], environment)
     assert failed.value.code == 126
+
+
+def test_a_place_behind_the_command_in_path_may_be_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One before it may have the command; what comes behind it is not looked at."""
+    stale, really = os.fsencode(tmp_path / "stale"), os.stat
+
+    def stat(path: Any, **options: Any) -> os.stat_result:
+        if os.fsencode(path).startswith(stale):
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return really(path, **options)
+
+    monkeypatch.setattr(os, "stat", stat)
+    require_program([b"true"], {b"PATH": b"/bin:" + stale}, checked=True)
+    with pytest.raises(EnvironmentLost, match=r"command .*/stale/true: Stale file handle"):
+        require_program([b"true"], {b"PATH": stale + b":/bin"}, checked=True)
+
+
+@pytest.mark.parametrize(
+    ("argv", "lacks"),
+    [
+        ([b"/bin/sh"], None),
+        ([b"/no/python", b"/x/script"], "command /no/python"),
+        ([b"/usr/bin/env", b"no-python", b"/x/script"], "interpreter no-python"),
+        ([b"/usr/bin/env", b"A=1", b"no-python"], None),
+        ([b"/usr/bin/env", b"-S", b"no-python"], None),
+        ([b"./by-env"], "interpreter no-python"),
+        ([b"./by-path"], "interpreter /no/python"),
+        ([b"./by-sh"], None),
+    ],
+)
+def test_an_interpreter_that_was_there_at_submit_is_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argv: list[bytes], lacks: str | None
+) -> None:
+    """By its path and by env; of what was never looked at, absence is its own business."""
+    monkeypatch.chdir(tmp_path)
+    lines = {"by-env": "/usr/bin/env no-python", "by-path": "/no/python -u", "by-sh": "/bin/sh"}
+    for name, line in lines.items():
+        (tmp_path / name).write_text(f"#!{line}\n")
+    require_program(argv, {b"PATH": b"/bin"}, checked=False)
+    if lacks is None:
+        require_program(argv, {b"PATH": b"/bin"}, checked=True)
+        return
+    with pytest.raises(EnvironmentLost) as lost:
+        require_program(argv, {b"PATH": b"/bin"}, checked=True)
+    assert lost.value.place == lacks
 
 
 def test_files_without_a_usable_first_line(host: Host) -> None:

@@ -177,6 +177,56 @@ def test_a_host_without_descriptors_for_the_child_is_waited_for(host: Host) -> N
     assert "EMFILE" in str(end.reason)
 
 
+AWAY = {"ESTALE": "Stale file handle", "ETIMEDOUT": "Connection timed out"}
+
+
+@pytest.mark.root
+@needs_paths
+@pytest.mark.parametrize(("error", "words"), AWAY.items())
+def test_a_directory_whose_server_does_not_answer_is_waited_for(
+    host: Host, error: str, words: str
+) -> None:
+    """As one that is not there: nothing ran, and the place is told with what the system said."""
+    inject = f"inject=chdir:error={error}"
+    traced(host, "-P", str(host.work), "-e", "trace=chdir", "-e", inject)
+    job = host.start("touch", "ran")
+    end = host.wait_exit(job)
+    assert (end.cause, end.place) == ("environment", f"directory {host.work}")
+    assert end.reason == f"directory {host.work}: {words} ({error})"
+    assert job.started() is None
+    assert not (host.work / "ran").exists()
+
+
+@pytest.mark.root
+@needs_paths
+@pytest.mark.parametrize(("error", "words"), AWAY.items())
+@pytest.mark.parametrize(
+    ("call", "name", "place"),
+    [
+        ("newfstatat", "tool", "command {work}/tool"),
+        ("openat", "tool", "command {work}/tool"),
+        ("newfstatat", "sh", "interpreter {work}/sh"),
+        ("openat", "out", "output {work}/out"),
+    ],
+)
+def test_a_file_whose_server_does_not_answer_is_waited_for(
+    host: Host, call: str, name: str, place: str, error: str, words: str
+) -> None:
+    """The command, its first line, its interpreter, its output."""
+    tool, shell = host.work / "tool", host.work / "sh"
+    shell.symlink_to("/bin/sh")
+    tool.write_text(f"#!{shell}\ntouch ran\n")
+    tool.chmod(0o755)
+    inject = f"inject={call}:error={error}"
+    traced(host, "-P", str(host.work / name), "-e", f"trace={call}", "-e", inject)
+    job = host.start(str(tool), output=os.fsencode(host.work / "out"))
+    end = host.wait_exit(job)
+    place = place.format(work=host.work)
+    assert (end.cause, end.place) == ("environment", place)
+    assert end.reason == f"{place}: {words} ({error})"
+    assert not (host.work / "ran").exists()
+
+
 def _wait_quiet(host: Host, job: JobDir) -> None:
     """Until the supervisor is dead, or the attempt was never claimed."""
     if job.claim() is not None:

@@ -95,6 +95,14 @@ def test_a_user_can_be_only_itself_and_root_needs_to_be_told_whom(host: Host) ->
     assert "give --system --as USER" in said
 
 
+def test_root_itself_is_nobody_whose_jobs_are_taken(host: Host) -> None:
+    """Said at once, with what to give instead: no check has failed."""
+    status, value, said = selftest(host, "--system", "--as", "root")
+    assert (status, value) == (2, {})
+    assert "jobs of root (uid 0, below UID_MIN) are not taken here" in said
+    assert "give --system --as with the name of a person" in said
+
+
 def test_where_nothing_can_be_opened_by_a_filter_it_is_skipped(host: Host) -> None:
     status, value, _ = selftest(host, "--system", "--as", "bob", user="bob")
     assert status == 0

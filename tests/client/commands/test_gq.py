@@ -183,6 +183,32 @@ def test_what_a_script_is_given_is_no_command(serve: Serve, run: Any) -> None:
 
 
 @pytest.mark.usefixtures("midnight")
+@pytest.mark.parametrize(
+    ("state", "seen_s", "mark"),
+    [
+        ("COMPLETED", 3_590.0, ""),
+        ("COMPLETED", 2_400.0, " (seen for 40:00 of 1:00:00)"),
+        ("RUNNING", 4_790.0, ""),
+        ("RUNNING", 2_400.0, " (seen for 40:00 of 1:20:00)"),
+    ],
+)
+def test_figures_of_a_part_of_the_run_are_marked_as_that(
+    serve: Serve, run: Any, state: str, seen_s: float, mark: str
+) -> None:
+    """A restart of the daemon is no part of it that anybody saw."""
+    ended = {} if state == "RUNNING" else {"ended_at_s": NOW_S - 1_200}
+    use = {"gpu_index": 0, "gpu_uuid": "GPU-0", "peak_source": "none"}
+    job = view(
+        7, state, started_at_s=NOW_S - 4_800, gpu_uses=[use], gpu_observed_s=seen_s,
+        gpu_utilization=12.0, energy_j=7_200.0, **ended,
+    )  # fmt: skip
+    serve({"job": lambda _: job})
+    lines = run(cli, "7").out.splitlines()
+    assert f"GPU busy:     12 % on average{mark}" in lines
+    assert f"Energy:       2.00 Wh{mark}" in lines
+
+
+@pytest.mark.usefixtures("midnight")
 def test_a_long_list_is_bounded_and_says_so_on_stderr(serve: Serve, run: Any) -> None:
     newest = [view(number) for number in range(9_001, 10_001)]
 

@@ -18,7 +18,7 @@ def test_figures_of_a_part_of_the_run_are_marked() -> None:
             ended_at_s=4600.0,
             gpu_observed_s=observed_s,
         )
-        return _observed_part(view)
+        return _observed_part(view, 5000.0)
 
     assert seen(3590.0) == ""
     assert seen(2400.0) == " (seen for 40:00 of 1:00:00)"

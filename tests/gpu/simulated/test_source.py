@@ -7,6 +7,8 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -14,7 +16,10 @@ from gpusched_client import Client
 from gpusched_client import simulation as simclaims
 from gpusched_client.errors import Invalid
 from gpusched_client.terms import JobState
+from gpuschedd.config.keys import Config
+from gpuschedd.gpu.nvidia.vendor import Nvidia
 from gpuschedd.gpu.simulated.source import UUID_PREFIX, SimulatedGpus, simulated_inventory
+from gpuschedd.gpu.simulated.vendor import Simulated
 from tests.support.daemon import DaemonProcess, daemon_in, until
 
 GIB = 2**30
@@ -103,6 +108,57 @@ def test_a_claim_of_nonsense_is_passed_over(tmp_path: Path, content: str) -> Non
     own = f"{os.getpid()}.{simclaims.start_ticks_of(os.getpid())}"
     (tmp_path / own).write_text(content)
     assert list(simclaims.read_claims(tmp_path)) == []
+
+
+def test_everybody_s_claims_fill_neither_run_nor_the_state_directory(tmp_path: Path) -> None:
+    """They lie where all users may write anyway; PID 1 and the daemon need room in the others."""
+    stands_for = Nvidia(Config)
+    vendor = Simulated(stands_for, "1x1G", tmp_path, is_shared=True)
+    place = Path(vendor.variables([], is_filtered=False)["GPUSCHED_SIM_DIR"])
+    assert place == simclaims.SYSTEM_DIR
+    closed = [Path(name).resolve() for name in ("/run", "/var/run", "/etc", "/var/lib", tmp_path)]
+    assert not [each for each in closed if place.resolve().is_relative_to(each)]
+    assert place.parent.stat().st_mode & 0o7777 == 0o1777
+    own = Simulated(stands_for, "1x1G", tmp_path, is_shared=False)
+    assert own.variables([], is_filtered=False)["GPUSCHED_SIM_DIR"] == str(tmp_path / "sim")
+
+
+def test_a_claim_of_another_user_s_in_the_name_of_a_process_is_refused_and_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody takes memory in another's name, nor the name itself before its process claims."""
+    simclaims.write_claim(tmp_path, {"GPU-1": GIB})
+    about = os.fstat
+
+    def others(descriptor: int) -> Any:
+        found = about(descriptor)
+        return SimpleNamespace(st_mode=found.st_mode, st_uid=found.st_uid + 1)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fstat", others)
+        assert list(simclaims.read_claims(tmp_path)) == []
+    assert list(tmp_path.iterdir()) == []
+    simclaims.write_claim(tmp_path, {"GPU-1": GIB})
+    assert [claim.uid for claim in simclaims.read_claims(tmp_path)] == [os.getuid()]
+
+
+@pytest.mark.root
+def test_a_claim_counts_for_the_user_of_its_process_alone(tmp_path: Path) -> None:
+    """By the owner of the file, whoever writes it; the same among very many files."""
+    with subprocess.Popen(["sleep", "60"], user=65_534) as process:
+        try:
+            ticks = simclaims.start_ticks_of(process.pid)
+            claim = tmp_path / f"{process.pid}.{ticks}"
+            for uid, found in ((65_534, [65_534]), (12_345, []), (65_534, [65_534])):
+                claim.write_text('{"gpus": {"GPU-1": 1024}}')
+                os.chown(claim, uid, uid)
+                assert [each.uid for each in simclaims.read_claims(tmp_path)] == found
+            for number in range(simclaims.NAMES_MAX + 1):
+                (tmp_path / f"0{number}").touch()
+            os.chown(claim, 12_345, 12_345)
+            assert list(simclaims.read_claims(tmp_path)) == []
+        finally:
+            process.kill()
 
 
 def test_a_flood_of_files_hides_no_claim_and_is_taken_away(tmp_path: Path) -> None:
