@@ -95,6 +95,9 @@ class Controller:
         self.last_event_id = last_event_id
         self._commands: list[Command] = []
         self._wake = asyncio.Event()
+        #: Set while what is durable is in State, too: a reader may see it some moments before.
+        self.is_applied = asyncio.Event()
+        self.is_applied.set()
         self._dirty = True
         self._knows_gpus = True
         self._timer: asyncio.TimerHandle | None = None
@@ -287,13 +290,16 @@ class Controller:
         changes.accounts.update(rates)
         if changes.is_empty:
             return
+        self.is_applied.clear()
         try:
             await self.in_database(lambda store: store.commit(changes))
+            self.last_event_id += len(numbered)
+            self._apply(batch, ages, rates, numbered)
         except StoreFull:
             self._unfollow(batch.now_s)
             raise
-        self.last_event_id += len(numbered)
-        self._apply(batch, ages, rates, numbered)
+        finally:
+            self.is_applied.set()
 
     def _apply(
         self,

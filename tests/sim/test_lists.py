@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, TypeVar
 
 import pytest
 
 from gpusched_client.terms import JobState
-from gpusched_client.wire.job_messages import JobsRequest, QueueRequest
+from gpusched_client.wire.job_messages import CancelRequest, JobQuery, JobsRequest, QueueRequest
 from gpusched_client.wire.submit_messages import JobRequest, SubmitRequest
 from gpuschedd.api.limits import VIEWS_AT_ONCE, RequestBudget
-from gpuschedd.api.methods.jobs import jobs
+from gpuschedd.api.methods.jobs import job, jobs
 from gpuschedd.api.methods.queue import queue
 from gpuschedd.api.readers import FairReader
 from gpuschedd.api.registry import Services
+from gpuschedd.jobs import cancel as jobs_cancel
 from gpuschedd.jobs import submit as jobs_submit
 from gpuschedd.store.history import History
+from gpuschedd.store.records import Changes
 from tests.sim.harness import Host, call_of, services_of
+
+T = TypeVar("T")
 
 JOBS = 3 * VIEWS_AT_ONCE
 RESTS_S = [30.0, 120.0, 150.0]
@@ -62,8 +69,8 @@ def test_no_list_shows_two_whole_jobs_on_one_gpu(tmp_path: Path, rest_s: float) 
 async def _a_list_of_holders(host: Host, rest_s: float) -> None:
     services = await _services(host, rest_s)
     reply: Any = await jobs(call_of(host, services), JobsRequest())
-    live = [job for job in reply.jobs if not job.state.is_final]
-    holders = Counter(uuid for job in live for uuid in job.gpu_uuids or ())
+    live = [shown for shown in reply.jobs if not shown.state.is_final]
+    holders = Counter(uuid for shown in live for uuid in shown.gpu_uuids or ())
     assert len(reply.jobs) == JOBS
     assert len(holders) == len(host.gpus)
     assert set(holders.values()) == {1}
@@ -79,5 +86,77 @@ def test_the_queue_shows_waiting_jobs_only(tmp_path: Path, rest_s: float) -> Non
 async def _a_list_of_waiting(host: Host, rest_s: float) -> None:
     services = await _services(host, rest_s)
     reply: Any = await queue(call_of(host, services), QueueRequest())
-    assert {job.state for job in reply.jobs} == {JobState.PENDING}
+    assert {shown.state for shown in reply.jobs} == {JobState.PENDING}
+    await _close(host, services)
+
+
+class HeldStore:
+    """The real store; a commit is durable, and its writer hears of it when it is let go."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self.is_durable, self.may_go = threading.Event(), threading.Event()
+
+    def commit(self, changes: Changes) -> None:
+        self._store.commit(changes)
+        self.is_durable.set()
+        assert self.may_go.wait(30)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+class NotingReader(FairReader):
+    """Says when the first question to the database is answered."""
+
+    def __init__(self, history: History) -> None:
+        super().__init__(history)
+        self.has_answered = asyncio.Event()
+
+    async def ask(self, account: int, work: Callable[[History], T]) -> T:
+        answer = await super().ask(account, work)
+        self.has_answered.set()
+        return answer
+
+
+@pytest.mark.parametrize("asks_for_one", [False, True])
+def test_who_hears_of_an_end_hears_of_no_live_job_afterwards(
+    tmp_path: Path, asks_for_one: bool
+) -> None:
+    """The database has the end before the daemon's own memory has it."""
+    asyncio.run(_an_end_that_is_durable_alone(Host(tmp_path, 1), asks_for_one))
+
+
+async def _an_end_that_is_durable_alone(host: Host, asks_for_one: bool) -> None:
+    owner = host.caller(1001)
+    wanted = SubmitRequest(jobs=(JobRequest(argv=(b"true",), cwd=b"/", environment={}, hold=True),))
+    made = await host.ask(lambda batch: jobs_submit.submit(batch, owner, wanted, None))
+    (job_id,) = made.job_ids
+    state, reader = host.controller.state, NotingReader(History(host.store.path))
+    services = services_of(host, reader=reader, gpu_readings=SimpleNamespace(uses_now=lambda _: ()))
+    call = call_of(host, services)
+    held: Any = HeldStore(host.controller._store)
+    host.controller._store = held
+    ending = asyncio.ensure_future(
+        host.controller.call(
+            lambda batch: jobs_cancel.cancel(batch, owner, CancelRequest(job_ids=(job_id,)))
+        )
+    )
+    await asyncio.sleep(0)
+    stepping = asyncio.ensure_future(host.controller.step())
+    await asyncio.to_thread(held.is_durable.wait, 30)
+    assert job_id in state.jobs
+    asking: asyncio.Future[Any] = asyncio.ensure_future(
+        job(call, JobQuery(job_id)) if asks_for_one else jobs(call, JobsRequest(ids=(job_id,)))
+    )
+    was_live: list[bool] = []
+    asking.add_done_callback(lambda _: was_live.append(job_id in state.jobs))
+    await reader.has_answered.wait()
+    for _ in range(100):  # an answer that waits for nothing is there by then
+        await asyncio.sleep(0)
+    held.may_go.set()
+    reply = await asking
+    (shown,) = [reply] if asks_for_one else reply.jobs
+    assert (shown.state, was_live) == (JobState.CANCELLED, [False])
+    await asyncio.gather(ending, stepping)
     await _close(host, services)

@@ -17,9 +17,12 @@ from gpuschedd.core.job import Job
 from gpuschedd.core.model import Policy, Snapshot
 from gpuschedd.core.priority import queue_order
 from gpuschedd.store.history import History
-from gpuschedd.store.records import Brief
+from gpuschedd.store.records import Brief, Event, GpuUse, Payload, PromiseRow
 
 UID_DIGITS_MAX = 10  # more is not a uid
+CHANGES_MAX = 3  # of a job while it is read: then it is shown as it is
+
+_Record = tuple[Payload | None, list[Event], PromiseRow | None, list[GpuUse]]
 
 
 @handles(JobsRequest)
@@ -61,6 +64,10 @@ async def _page(
         return jobs, total, briefs.read(history, [job.job_id for job in jobs])
 
     jobs, total, found = await read(call, ask)
+    if any(live.get(job.job_id, job) is not job for job in jobs):
+        await (
+            call.controller.is_applied.wait()
+        )  # who hears of an end must not hear of a live job then
     briefs.keep(found)
     return JobsResult(jobs=await job_views(call, jobs, found), total=total)
 
@@ -69,18 +76,11 @@ async def _page(
 async def job(call: Call, request: JobQuery) -> Response:
     job_id = JobId(request.job_id)
     job = await find(call, job_id)
-    (view,) = await job_views(call, [job])
     if not call.caller.may_change(job):
-        return view
-    payload, events, promise, uses = await read(
-        call,
-        lambda history: (
-            history.payload(job_id),
-            history.events(job_id),
-            history.promise_of(job_id),
-            history.gpu_uses(job_id),
-        ),
-    )
+        return (await job_views(call, [job]))[0]
+    job, record = await _with_record(call, job)
+    payload, events, promise, uses = record
+    (view,) = await job_views(call, [job])
     view = views.with_request(view, payload)
     state = call.state
     view = views.with_use(view, state, job, call.services.gpu_readings.uses_now(job) or uses)
@@ -89,6 +89,26 @@ async def job(call: Call, request: JobQuery) -> Response:
     if promise is not None:
         view = views.with_promise(view, promise, events)
     return replace(view, events=tuple(views.job_event(event) for event in events))
+
+
+async def _with_record(call: Call, job: Job) -> tuple[Job, _Record]:
+    """What is on record of it, and the job as of then: the database may be a commit ahead."""
+    job_id = job.job_id
+    for _ in range(CHANGES_MAX):
+        record = await read(
+            call,
+            lambda history: (
+                history.payload(job_id),
+                history.events(job_id),
+                history.promise_of(job_id),
+                history.gpu_uses(job_id),
+            ),
+        )
+        await call.controller.is_applied.wait()
+        if job.is_final or call.state.jobs.get(job_id) is job:
+            break
+        job = await find(call, job_id)
+    return job, record
 
 
 async def _explained(call: Call, view: JobView, job: Job) -> JobView:
