@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from gpusched_client.terms import EventKind, GpuUuid
 from gpuschedd.core.model import Gpu, GpuState
+from gpuschedd.gpu import drains
 from gpuschedd.gpu.facts import GpuFacts
 from gpuschedd.gpu.holdings import Holdings
 from gpuschedd.gpu.simulated.source import UUID_PREFIX as SIMULATED_PREFIX
@@ -18,7 +19,6 @@ from gpuschedd.gpu.source import (
     display_order,
     parent_index,
     select_gpus,
-    stand_in_uuid,
     unknown_names,
 )
 from gpuschedd.jobs.batch import Batch
@@ -155,11 +155,8 @@ class HostInventory:
             for row in self._controller.state.gpu_rows.values()
             if row.uuid.startswith(SIMULATED_PREFIX) == is_simulated
         ]
-        opened = {
-            stand_in_uuid(parent_index(index) if index >= FIRST_SLICE_INDEX else index)
-            for index in (row.gpu_index for row in rows if not _is_stand_in(row))
-        }
-        rows = [row for row in rows if row.uuid not in opened]
+        gone = drains.stand_ins_of(rows)
+        rows = [row for row in rows if row.uuid not in gone]
         return tuple(
             Gpu(
                 uuid=row.uuid,
@@ -174,32 +171,11 @@ class HostInventory:
             for row in sorted(rows, key=lambda row: row.gpu_index)
         )
 
-    def drained(self, sample: Sample) -> dict[GpuUuid, str]:
-        """Those that an admin has drained, each with the reason, also by a name they had before."""
-        rows = self._controller.state.gpu_rows
-        own = {uuid: row.drained for uuid, row in rows.items() if row.drained is not None}
-        heirs = self._heirs(sample)
-        return {uuid: own[before] for uuid, before in heirs.items() if before in own} | own
-
-    def _heirs(self, sample: Sample) -> dict[GpuUuid, GpuUuid]:
-        """The names that what is here was drained by: not opened as yet, or not yet in slices."""
-        rows = self._controller.state.gpu_rows
-        here = {reading.uuid for reading in sample.readings}
-        found = {}
-        for info in sample.inventory:
-            before = [stand_in_uuid(display_order(info)[0])] if info.uuid in here else []
-            if info.parent_uuid is not None and info.uuid not in rows:
-                before.append(info.parent_uuid)
-            for uuid in before:
-                if uuid != info.uuid and uuid in rows and rows[uuid].drained is not None:
-                    found[info.uuid] = uuid
-        return found
-
     def keep(self, sample: Sample, facts: GpuFacts) -> None:
         """Record GPUs that are new, or changed, or were drained by another name."""
         state = self._controller.state
         wall_s = self._controller.clock.wall_s()
-        heirs = self._heirs(sample)
+        heirs = drains.heirs(sample, state.gpu_rows)
         untold = heirs.keys() - self._told_heirs
         self._told_heirs = frozenset(heirs)
         new: list[GpuRow] = []
@@ -234,10 +210,6 @@ def _info_of(row: GpuRow) -> GpuInfo:
     )
 
 
-def _is_stand_in(row: GpuRow) -> bool:
-    return row.uuid.startswith(UNOPENED_PREFIX)
-
-
 def _identity(row: GpuRow) -> tuple[object, ...]:
     """What of a row the driver says; a change of it is worth another row."""
     return row.gpu_index, row.minor, row.model, row.total_bytes, row.reserved_bytes
@@ -267,5 +239,5 @@ def _keep_rows(
     # Opened, it is put back by its own name alone.
     for uuid in {heirs[row.uuid] for row in rows if row.uuid in heirs}:
         before = batch.gpu_row(uuid)
-        if before is not None and _is_stand_in(before):
+        if before is not None and drains.is_stand_in(before):
             batch.gpu_rows[uuid] = replace(before, drained=None)

@@ -17,6 +17,7 @@ from typing import Any
 from gpusched_client.terms import GpuUuid
 from gpuschedd.core.job import Job
 from gpuschedd.core.model import GpuState
+from gpuschedd.gpu import drains
 from gpuschedd.gpu.attribution import Attribution
 from gpuschedd.gpu.facts import GpuFacts
 from gpuschedd.gpu.free_memory import FreeMemory
@@ -435,7 +436,7 @@ class GpuMonitor:
         assert self._sample is not None
         info = self._inventory.info
         return GpuConditions(
-            drained=self._inventory.drained(self._sample),
+            drained=drains.drained(self._sample, self._controller.state.gpu_rows),
             sick=self._health.sick(info),
             warnings=self._health.warnings(info),
             lost={} if self.is_stale else self._inventory.lost(),

@@ -91,9 +91,8 @@ class Obedience:
 
     def _act(self, key: JobKey, due: Due) -> None:
         now_s = self._clock.now_s()
-        if (
-            now_s < due.wake_s
-        ):  # the clock of timers runs on while the host sleeps, or ahead by a hair
+        if now_s < due.wake_s:
+            # The clock of timers runs on while the host sleeps, or ahead by a hair.
             self._set(key, due, due.wake_s)
             return
         woken_s = self._woken_s.get(key[0], -math.inf)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -13,13 +14,20 @@ from typing import Any, TypeVar
 import pytest
 
 from gpusched_client.terms import JobState
-from gpusched_client.wire.job_messages import CancelRequest, JobQuery, JobsRequest, QueueRequest
+from gpusched_client.wire.job_messages import (
+    CancelRequest,
+    JobQuery,
+    JobsRequest,
+    QueueRequest,
+    WaitRequest,
+)
 from gpusched_client.wire.submit_messages import JobRequest, SubmitRequest
 from gpuschedd.api.limits import VIEWS_AT_ONCE, RequestBudget
 from gpuschedd.api.methods.jobs import job, jobs
 from gpuschedd.api.methods.queue import queue
+from gpuschedd.api.methods.wait_watch import wait
 from gpuschedd.api.readers import FairReader
-from gpuschedd.api.registry import Services
+from gpuschedd.api.registry import Call, Services
 from gpuschedd.jobs import cancel as jobs_cancel
 from gpuschedd.jobs import submit as jobs_submit
 from gpuschedd.store.history import History
@@ -28,6 +36,7 @@ from tests.sim.harness import Host, call_of, services_of
 
 T = TypeVar("T")
 
+HELD = SubmitRequest(jobs=(JobRequest(argv=(b"true",), cwd=b"/", environment={}, hold=True),))
 JOBS = 3 * VIEWS_AT_ONCE
 RESTS_S = [30.0, 120.0, 150.0]
 
@@ -128,35 +137,73 @@ def test_who_hears_of_an_end_hears_of_no_live_job_afterwards(
 
 
 async def _an_end_that_is_durable_alone(host: Host, asks_for_one: bool) -> None:
-    owner = host.caller(1001)
-    wanted = SubmitRequest(jobs=(JobRequest(argv=(b"true",), cwd=b"/", environment={}, hold=True),))
-    made = await host.ask(lambda batch: jobs_submit.submit(batch, owner, wanted, None))
+    owner, state = host.caller(1001), host.controller.state
+    made = await host.ask(lambda batch: jobs_submit.submit(batch, owner, HELD, None))
     (job_id,) = made.job_ids
-    state, reader = host.controller.state, NotingReader(History(host.store.path))
+    cancel = CancelRequest(job_ids=(job_id,))
+    async with _durable_alone(host, lambda batch: jobs_cancel.cancel(batch, owner, cancel)) as (
+        call,
+        let_go,
+    ):
+        assert job_id in state.jobs
+        query, page = JobQuery(job_id), JobsRequest(ids=(job_id,))
+        asking: asyncio.Future[Any] = asyncio.ensure_future(
+            job(call, query) if asks_for_one else jobs(call, page)
+        )
+        was_live: list[bool] = []
+        asking.add_done_callback(lambda _: was_live.append(job_id in state.jobs))
+        await let_go()
+        reply = await asking
+    (shown,) = [reply] if asks_for_one else reply.jobs
+    assert (shown.state, was_live) == (JobState.CANCELLED, [False])
+
+
+def test_who_waits_for_a_job_that_is_hardly_there_waits_for_its_end(tmp_path: Path) -> None:
+    """A new job, too, is in the database first: one that is not in memory was taken for ended."""
+    asyncio.run(_a_job_that_is_durable_alone(Host(tmp_path, 1)))
+
+
+async def _a_job_that_is_durable_alone(host: Host) -> None:
+    owner, job_id = host.caller(1001), host.controller.state.next_job_id
+    async with _durable_alone(host, lambda batch: jobs_submit.submit(batch, owner, HELD, None)) as (
+        call,
+        let_go,
+    ):
+        assert job_id not in host.controller.state.jobs
+        asking: asyncio.Future[Any] = asyncio.ensure_future(
+            wait(call, WaitRequest(job_ids=(job_id,), timeout_s=0))
+        )
+        await let_go()
+        reply = await asking
+    (shown,) = reply.jobs
+    assert (shown.state, reply.timed_out) == (JobState.PENDING, True)
+
+
+@asynccontextmanager
+async def _durable_alone(
+    host: Host, evaluate: Callable[[Any], Any]
+) -> AsyncIterator[tuple[Call, Callable[[], Awaitable[None]]]]:
+    """A command whose commit is in the database, and in memory once it is let go: that waits until
+    the database has been asked, so that an answer that waits for nothing is there before.
+    """
+    reader = NotingReader(History(host.store.path))
     services = services_of(host, reader=reader, gpu_readings=SimpleNamespace(uses_now=lambda _: ()))
-    call = call_of(host, services)
     held: Any = HeldStore(host.controller._store)
     host.controller._store = held
-    ending = asyncio.ensure_future(
-        host.controller.call(
-            lambda batch: jobs_cancel.cancel(batch, owner, CancelRequest(job_ids=(job_id,)))
-        )
-    )
+    asking = asyncio.ensure_future(host.controller.call(evaluate))
     await asyncio.sleep(0)
     stepping = asyncio.ensure_future(host.controller.step())
     await asyncio.to_thread(held.is_durable.wait, 30)
-    assert job_id in state.jobs
-    asking: asyncio.Future[Any] = asyncio.ensure_future(
-        job(call, JobQuery(job_id)) if asks_for_one else jobs(call, JobsRequest(ids=(job_id,)))
-    )
-    was_live: list[bool] = []
-    asking.add_done_callback(lambda _: was_live.append(job_id in state.jobs))
-    await reader.has_answered.wait()
-    for _ in range(100):  # an answer that waits for nothing is there by then
-        await asyncio.sleep(0)
-    held.may_go.set()
-    reply = await asking
-    (shown,) = [reply] if asks_for_one else reply.jobs
-    assert (shown.state, was_live) == (JobState.CANCELLED, [False])
-    await asyncio.gather(ending, stepping)
-    await _close(host, services)
+
+    async def let_go() -> None:
+        await reader.has_answered.wait()
+        for _ in range(100):
+            await asyncio.sleep(0)
+        held.may_go.set()
+
+    try:
+        yield call_of(host, services), let_go
+    finally:
+        held.may_go.set()
+        await asyncio.gather(asking, stepping)
+        await _close(host, services)

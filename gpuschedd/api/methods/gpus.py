@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from gpusched_client.errors import NotFound
-from gpusched_client.terms import UNKNOWN_MODEL, EventKind, GpuUuid
+from gpusched_client.terms import EventKind, GpuUuid
 from gpusched_client.wire.gpu_messages import (
     DrainRequest,
     DrainResult,
@@ -21,10 +19,10 @@ from gpusched_client.wire.message import Response
 from gpuschedd.api.methods.reading import gpu_views
 from gpuschedd.api.registry import Call, handles
 from gpuschedd.core.model import Gpu
-from gpuschedd.gpu.simulated.source import UUID_PREFIX as SIMULATED_PREFIX
+from gpuschedd.gpu import drains
 from gpuschedd.gpu.source import FIRST_SLICE_INDEX, parent_index
 from gpuschedd.jobs.batch import Batch
-from gpuschedd.store.records import AuditRow, GpuRow
+from gpuschedd.store.records import AuditRow
 
 
 @handles(GpusRequest)
@@ -73,79 +71,27 @@ async def _set_drained(
     call: Call, name: str, reason: str | None, method: str
 ) -> tuple[GpuView, ...]:
     uuids = _gpus_named(call, name)
+    by = f"by {call.caller.user}"
+    why = f"{reason}, {by}" if reason else by
 
     def act(batch: Batch) -> None:
+        drains.set_drained(batch, uuids, None if reason is None else why)
         for uuid in uuids:
-            set_row(batch, uuid)
-            note(batch, uuid)
-        hidden = _slices_on_record(call, uuids) | _parents_alike(
-            call, batch, is_drained=reason is not None
-        )
-        for uuid in hidden - set(uuids):
-            set_row(batch, uuid)
-
-    def set_row(batch: Batch, uuid: GpuUuid) -> None:
-        row = batch.gpu_row(uuid) or _row_of_parent(call, batch, uuid)
-        if reason is None:
-            row = replace(row, drained=None, sick=None, sick_until_reboot=False)
-        else:
-            by = f"by {call.caller.user}"
-            row = replace(row, drained=f"{reason}, {by}" if reason else by)
-        batch.gpu_rows[uuid] = row
-
-    def note(batch: Batch, uuid: GpuUuid) -> None:
-        batch.emit(
-            EventKind.GPU_RESUMED if reason is None else EventKind.GPU_DRAINED,
-            gpu=str(uuid),
-            reason=reason,
-            by=call.caller.user,
-        )
-        batch.audits.append(
-            AuditRow(batch.wall_s, call.caller.uid, call.caller.pid, method, "done", str(uuid))
-        )
+            batch.emit(
+                EventKind.GPU_RESUMED if reason is None else EventKind.GPU_DRAINED,
+                gpu=str(uuid),
+                reason=reason,
+                by=call.caller.user,
+            )
+            batch.audits.append(
+                AuditRow(batch.wall_s, call.caller.uid, call.caller.pid, method, "done", str(uuid))
+            )
 
     await call.controller.call(act)
     for uuid in uuids if reason is None else ():
         call.services.gpu_control.acknowledge(uuid)
     call.services.gpu_control.refresh()
     return tuple(view for view in gpu_views(call) if view.uuid in uuids)
-
-
-def _slices_on_record(call: Call, uuids: tuple[GpuUuid, ...]) -> set[GpuUuid]:
-    """Of whole GPUs: what each was cut into before, and may be again."""
-    whole = {
-        gpu.index
-        for gpu in call.state.gpus
-        if gpu.uuid in uuids and not gpu.index_is_past and not gpu.uuid.startswith(SIMULATED_PREFIX)
-    }
-    return {
-        row.uuid
-        for row in call.state.gpu_rows.values()
-        if row.gpu_index >= FIRST_SLICE_INDEX
-        and parent_index(row.gpu_index) in whole
-        and not row.uuid.startswith(SIMULATED_PREFIX)
-    }
-
-
-def _parents_alike(call: Call, batch: Batch, *, is_drained: bool) -> set[GpuUuid]:
-    """GPUs whose slices are all drained now, or none of them: so is the GPU.
-
-    What it is cut into may change, and it stays as an admin left it.
-    """
-    of_parent: dict[GpuUuid, set[bool]] = {}
-    for gpu in call.state.gpus:
-        row = batch.gpu_row(gpu.uuid)
-        if gpu.parent_uuid is not None and row is not None:
-            of_parent.setdefault(gpu.parent_uuid, set()).add(row.drained is not None)
-    found = {uuid for uuid, states in of_parent.items() if states == {is_drained}}
-    return {uuid for uuid in found if is_drained or batch.gpu_row(uuid) is not None}
-
-
-def _row_of_parent(call: Call, batch: Batch, uuid: GpuUuid) -> GpuRow:
-    """Of a GPU that nobody has seen but in slices; the others that are shown have a row."""
-    part = next(gpu for gpu in call.state.gpus if gpu.parent_uuid == uuid)
-    index = parent_index(part.index)
-    return GpuRow(uuid, index, part.minor, UNKNOWN_MODEL, None, 0, batch.wall_s)
 
 
 def _gpus_named(call: Call, name: str) -> tuple[GpuUuid, ...]:

@@ -10,7 +10,7 @@ from gpusched_client.wire.job_messages import JobQuery, JobsRequest, JobsResult,
 from gpusched_client.wire.message import Response
 from gpuschedd.api import views
 from gpuschedd.api.limits import POSITIONS_MAX
-from gpuschedd.api.methods.reading import find, job_views, read
+from gpuschedd.api.methods.reading import find, in_memory, job_views, read
 from gpuschedd.api.registry import Call, handles
 from gpuschedd.core import forecast
 from gpuschedd.core.job import Job
@@ -64,10 +64,7 @@ async def _page(
         return jobs, total, briefs.read(history, [job.job_id for job in jobs])
 
     jobs, total, found = await read(call, ask)
-    if any(live.get(job.job_id, job) is not job for job in jobs):
-        await (
-            call.controller.is_applied.wait()
-        )  # who hears of an end must not hear of a live job then
+    await in_memory(call, jobs)
     briefs.keep(found)
     return JobsResult(jobs=await job_views(call, jobs, found), total=total)
 
@@ -104,7 +101,7 @@ async def _with_record(call: Call, job: Job) -> tuple[Job, _Record]:
                 history.gpu_uses(job_id),
             ),
         )
-        await call.controller.is_applied.wait()
+        await call.controller.is_applied.wait()  # events may be ahead of the job
         if job.is_final or call.state.jobs.get(job_id) is job:
             break
         job = await find(call, job_id)

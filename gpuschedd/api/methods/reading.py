@@ -35,7 +35,21 @@ async def find(call: Call, job_id: JobId) -> Job:
         job = await read(call, lambda history: history.job(job_id))
     if job is None:
         raise NotFound(f"there is no job {job_id}", {"job_id": job_id})
-    return job
+    await in_memory(call, [job])
+    return call.state.jobs.get(job_id, job)
+
+
+async def in_memory(call: Call, jobs: Iterable[Job]) -> None:
+    """Wait until State has what the database shows of these: a reader sees a commit before it.
+
+    Else who hears of a job's end, or of a new job, asks again and hears of none.
+    """
+    live = call.state.jobs
+    for job in jobs:
+        known = live.get(job.job_id)
+        if known is not job and (known is not None or not job.is_final):
+            await call.controller.is_applied.wait()
+            return
 
 
 async def job_views(
