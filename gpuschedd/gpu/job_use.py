@@ -43,18 +43,21 @@ class JobUse:
     def take(self, sample: Sample, facts: GpuFacts) -> None:
         """The use of a fresh sample."""
         step_s = self.meter.step(sample.taken_boottime_s)
+        taken_s = self._controller.clock.now_s() - (boottime_s() - sample.taken_boottime_s)
         readings = {reading.uuid: reading for reading in sample.readings}
         whole = {(job.job_id, job.attempt) for job in self._holders() if job.whole}
+        ran_s = {(job.job_id, job.attempt): _ran_s(job, taken_s, step_s) for job in self._holders()}
         for (key, uuid), seen in facts.seen.items():
             if uuid in readings:
-                self.meter.add(key, readings[uuid], seen, step_s, whole=key in whole)
+                own_s = ran_s.get(key, 0.0)
+                self.meter.add(key, readings[uuid], seen, own_s, whole=key in whole)
         for job in self._holders():
             key = (job.job_id, job.attempt)
             for reading in (readings[g.uuid] for g in job.grants if g.uuid in readings):
                 own = facts.seen.get((key, reading.uuid))
                 if job.state is not JobState.CONFIGURING:
                     if own is None:
-                        self.meter.add_absent(key, reading, step_s, whole=job.whole)
+                        self.meter.add_absent(key, reading, ran_s[key], whole=job.whole)
                 elif not (own and own.pids) and not may_be_there(self._controller.state, job):
                     self.meter.begin_anew(key, reading)
         moved = self.meter.to_save(boottime_s())
@@ -129,6 +132,15 @@ class JobUse:
                 )
 
         self._controller.post(emit)
+
+
+def _ran_s(job: Job, taken_s: float, step_s: float) -> float:
+    """Seconds of the step_s before scheduler time taken_s in which it ran: not before its start."""
+    if job.started_sched_s is None:
+        return 0.0
+    ended_s = job.main_ended_sched_s
+    last_s = taken_s if ended_s is None else min(taken_s, ended_s)
+    return max(0.0, last_s - max(job.started_sched_s, taken_s - step_s))
 
 
 def _grown(grant: Grant, peak: int, job: Job, buffer: float) -> Grant:

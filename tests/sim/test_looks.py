@@ -146,3 +146,29 @@ def test_energy_since_the_last_commit_survives_a_stop(on_host: OnHost) -> None:
         assert (after.energy_j, after.observed_s) == (10_000.0, 100.0)
 
     on_host(1, script)
+
+
+def test_a_job_is_seen_for_no_longer_than_it_ran(on_host: OnHost) -> None:
+    """Not from the look before its start, nor on to the look after its end."""
+
+    async def script(host: WatchedHost) -> None:
+        host.source.power_w = 100.0
+        await host.look_for(2.0, EVERY_S)
+        host.world.clock.now += 0.4
+        job_id = await host.submit()
+        host.world.clock.now += 0.1
+        await host.look()
+        (use,) = host.monitor.uses_now(host.job(job_id))
+        assert use.observed_s == pytest.approx(0.1)
+        assert use.energy_j == pytest.approx(10.0)
+        await host.look_for(2.0, EVERY_S)
+        host.world.clock.now += 0.3
+        await host.end(job_id)
+        host.world.clock.now += 0.2
+        assert host.job(job_id).state is JobState.COMPLETING
+        await host.look()
+        (use,) = host.monitor.uses_now(host.job(job_id))
+        assert use.observed_s == pytest.approx(2.4)
+        assert use.energy_j == pytest.approx(240.0)
+
+    on_host(1, script)

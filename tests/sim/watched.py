@@ -189,6 +189,11 @@ class WatchedHost(Host):
         job_id: JobId = answer.job_ids[0]
         return job_id
 
+    async def end(self, job_id: JobId) -> None:
+        """Its main process ends; others of it may still be there."""
+        self.runner._end((job_id, self.job(job_id).attempt), "exit")
+        await self.settle()
+
     def job(self, job_id: JobId) -> Job:
         """As it is now."""
         return self.controller.state.jobs[job_id]
