@@ -45,14 +45,12 @@ class JobUse:
         step_s = self.meter.step(sample.taken_boottime_s)
         taken_s = self._controller.clock.now_s() - (boottime_s() - sample.taken_boottime_s)
         readings = {reading.uuid: reading for reading in sample.readings}
-        whole = {(job.job_id, job.attempt) for job in self._holders() if job.whole}
-        ran_s = {(job.job_id, job.attempt): _ran_s(job, taken_s, step_s) for job in self._holders()}
+        holders: dict[JobKey, Job] = {(job.job_id, job.attempt): job for job in self._holders()}
+        ran_s = {key: _ran_s(job, taken_s, step_s) for key, job in holders.items()}
         for (key, uuid), seen in facts.seen.items():
-            if uuid in readings:
-                own_s = ran_s.get(key, 0.0)
-                self.meter.add(key, readings[uuid], seen, own_s, whole=key in whole)
-        for job in self._holders():
-            key = (job.job_id, job.attempt)
+            if uuid in readings and (job := holders.get(key)) is not None:
+                self.meter.add(key, readings[uuid], seen, ran_s[key], whole=job.whole)
+        for key, job in holders.items():
             for reading in (readings[g.uuid] for g in job.grants if g.uuid in readings):
                 own = facts.seen.get((key, reading.uuid))
                 if job.state is not JobState.CONFIGURING:

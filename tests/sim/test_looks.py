@@ -149,7 +149,7 @@ def test_energy_since_the_last_commit_survives_a_stop(on_host: OnHost) -> None:
 
 
 def test_a_job_is_seen_for_no_longer_than_it_ran(on_host: OnHost) -> None:
-    """Not from the look before its start, nor on to the look after its end."""
+    """Not from the look before its start, nor on to the look after its end, nor to its answer."""
 
     async def script(host: WatchedHost) -> None:
         host.source.power_w = 100.0
@@ -157,7 +157,9 @@ def test_a_job_is_seen_for_no_longer_than_it_ran(on_host: OnHost) -> None:
         host.world.clock.now += 0.4
         job_id = await host.submit()
         host.world.clock.now += 0.1
+        host.source.look_takes_s = 0.2
         await host.look()
+        host.source.look_takes_s = 0.0
         (use,) = host.monitor.uses_now(host.job(job_id))
         assert use.observed_s == pytest.approx(0.1)
         assert use.energy_j == pytest.approx(10.0)
@@ -168,7 +170,7 @@ def test_a_job_is_seen_for_no_longer_than_it_ran(on_host: OnHost) -> None:
         assert host.job(job_id).state is JobState.COMPLETING
         await host.look()
         (use,) = host.monitor.uses_now(host.job(job_id))
-        assert use.observed_s == pytest.approx(2.4)
-        assert use.energy_j == pytest.approx(240.0)
+        assert use.observed_s == pytest.approx(2.6)
+        assert use.energy_j == pytest.approx(260.0)
 
     on_host(1, script)

@@ -58,6 +58,7 @@ class PlayedGpus:
         self._clock = clock
         self.looks = 0
         self.power_w = 0.0
+        self.look_takes_s = 0.0
         self.foreign: dict[int, int] = {}  # by index: bytes of one process
         self.inventory = tuple(
             GpuInfo(GpuUuid(f"GPU-{index}"), index, index, "Card", CARD) for index in range(gpus)
@@ -68,7 +69,9 @@ class PlayedGpus:
         del want
         self.looks += 1
         readings = tuple(map(self._reading, self.inventory))
-        return Sample(self._clock.now, self.inventory, readings)
+        taken_s = self._clock.now
+        self._clock.now += self.look_takes_s
+        return Sample(taken_s, self.inventory, readings)
 
     def _reading(self, info: GpuInfo) -> GpuReading:
         used = self.foreign.get(info.index, 0)
