@@ -154,7 +154,7 @@ def test_a_job_is_seen_for_no_longer_than_it_ran(on_host: OnHost) -> None:
     async def script(host: WatchedHost) -> None:
         host.source.power_w = 100.0
         await host.look_for(2.0, EVERY_S)
-        host.world.clock.now += 0.4
+        host.launch_takes_s = 0.4
         job_id = await host.submit()
         host.world.clock.now += 0.1
         host.source.look_takes_s = 0.2

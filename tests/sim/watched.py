@@ -124,6 +124,7 @@ class LookingRunner(PlayedRunner):
             seen, text = attempt.seen(), str(failure)
             self.report(AttemptReport(*key, seen, launch_error=text, deferred=True))
             return
+        self.world.clock.now += self.host.launch_takes_s
         now = self.world.clock.now
         attempt.claim = self._claim("supervisor")
         attempt.started = StartedRecord(2, 2, 2, self.world.clock.wall_s(), now, "boot")
@@ -135,6 +136,7 @@ class WatchedHost(Host):
 
     def __init__(self, place: Path, gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self.launching: set[asyncio.Future[None]] = set()
+        self.launch_takes_s = 0.0  # after its last look
         self._count = gpus
         self._monkeypatch = monkeypatch
         self.source: PlayedGpus
