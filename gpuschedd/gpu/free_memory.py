@@ -75,9 +75,14 @@ class FreeMemory:
                 self._held_up.add(uuid)
             self._own_peaks.pop((key, uuid), None)
 
-    def stale_since(self, sample_s: float) -> frozenset[GpuUuid]:
-        """GPUs on which a job has ended since a sample was taken."""
-        return frozenset(uuid for uuid, (at_s, _) in self._ended.items() if at_s > sample_s)
+    def outdated(self, sample: Sample | None) -> frozenset[GpuUuid]:
+        """GPUs on which a job has ended since the sample was taken, or listed their processes."""
+        readings = {} if sample is None else {each.uuid: each for each in sample.readings}
+        return frozenset(
+            uuid
+            for uuid in self._ended
+            if sample is None or self._is_outdated(uuid, sample, readings.get(uuid))
+        )
 
     def take(
         self, sample: Sample, holdings: Holdings, conditions: GpuConditions, now_s: float
@@ -97,7 +102,8 @@ class FreeMemory:
             gpu = identity_of(info, reading)
             held = holdings.get(info.uuid, ())
             before = self._last.get(info.uuid)
-            if before is not None and self._is_outdated(info.uuid, sample):
+            is_outdated = self._is_outdated(info.uuid, sample, reading)
+            if before is not None and is_outdated:
                 # Its processes may be those of the job that has ended: what was known before stays.
                 gpu = replace(before, index=gpu.index, index_is_past=gpu.index_is_past)
             elif reading is not None and reading.fault in (None, "unsupported"):
@@ -118,7 +124,7 @@ class FreeMemory:
                     self._last[info.uuid] = gpu
                 else:
                     gpu = self._without_memory(gpu, info, reading, count)
-            gpu = replace(gpu, fresh=not self._is_outdated(info.uuid, sample))
+            gpu = replace(gpu, fresh=not is_outdated)
             gpus.append(with_state(gpu, info, reading, conditions))
         self._ownership.forget(seen_keys, listed)
         for own, entry in seen.items():
@@ -134,10 +140,13 @@ class FreeMemory:
             strangers=strangers,
         )
 
-    def _is_outdated(self, uuid: GpuUuid, sample: Sample) -> bool:
-        """A job has ended on the GPU since the sample was taken."""
+    def _is_outdated(self, uuid: GpuUuid, sample: Sample, reading: GpuReading | None) -> bool:
+        """A job has ended on the GPU since what is said of that was seen: it may be the job's."""
         ended_s, _ = self._ended.get(uuid, (0.0, None))
-        return sample.taken_boottime_s < ended_s
+        seen_s = sample.taken_boottime_s
+        if reading is not None and reading.listed_boottime_s is not None:
+            seen_s = min(seen_s, reading.listed_boottime_s)
+        return seen_s < ended_s
 
     def _see(
         self,

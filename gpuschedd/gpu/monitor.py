@@ -354,10 +354,9 @@ class GpuMonitor:
 
     def _request(self) -> SampleRequest:
         config = self._controller.state.config
-        sample_s = self._sample.taken_boottime_s if self._sample is not None else 0.0
         return SampleRequest(
             busy_uuids=frozenset(holdings_of(self._controller.state)),
-            fresh_uuids=self._free.stale_since(sample_s),
+            fresh_uuids=self._free.outdated(self._sample),
             launch_uuids=self._launching,
             health=self._health.is_check_due(config.nvml.health_interval_s),
         )

@@ -107,7 +107,8 @@ class GpuModes:
 class GpuReading:
     """One GPU in one sweep.
 
-    `processes` may be of an earlier sweep; `listed_used_bytes` is what was in use at that time.
+    `processes` may be of an earlier sweep: then `listed_boottime_s` is when that was taken, and
+    `listed_used_bytes` what was in use at that time.
     """
 
     uuid: GpuUuid
@@ -116,6 +117,7 @@ class GpuReading:
     utilization: float | None = None  # percent
     processes: tuple[GpuProcess, ...] | None = None  # None: not answered
     listed_used_bytes: int | None = None
+    listed_boottime_s: float | None = None
     power_w: float | None = None
     process_utilization: Mapping[int, float] = field(default_factory=dict)  # percent by pid
     fault: Fault | None = None

@@ -27,6 +27,7 @@ def sample(
     listed_used: int | None = None,
     taken_s: float = 1.0,
     listed: bool = True,
+    listed_s: float | None = None,
 ) -> Sample:
     """One GPU with (pid, bytes) on it."""
     rows = tuple(GpuProcess(pid, 1, size) for pid, size in processes)
@@ -36,6 +37,7 @@ def sample(
         48 * GIB - used,
         processes=rows if listed else None,
         listed_used_bytes=(used if listed_used is None else listed_used) if listed else None,
+        listed_boottime_s=listed_s,
     )
     return Sample(taken_s, (CARD,), (reading,))
 
@@ -145,6 +147,23 @@ def test_a_sample_older_than_a_jobs_end_counts_for_nothing(judge: Judge) -> None
     assert facts.gpus[0].fresh is False
     newer = judge.gpu(sample(2 * GIB, (9, 2 * GIB), taken_s=3.0), holdings={})
     assert (newer.foreign_bytes, newer.fresh) == (before.foreign_bytes, True)
+
+
+def test_processes_that_were_listed_before_a_jobs_end_are_not_left_behind(judge: Judge) -> None:
+    """In a sample that was taken after it, too, where the list was not made anew."""
+    judge.owners[7] = key(3)
+    first = sample(8 * GIB, (7, 8 * GIB), taken_s=1.0)
+    before = judge.gpu(first, holdings={UUID: [held(3, 8 * GIB)]})
+    assert judge.ledger.outdated(first) == frozenset()
+    judge.ledger.job_ended(key(3), [UUID], 2.0)
+    kept = sample(8 * GIB, (7, 8 * GIB), taken_s=3.0, listed_s=1.0)
+    facts = judge.facts(kept, holdings={})
+    assert facts.leftovers == ()
+    assert (facts.gpus[0].foreign_bytes, facts.gpus[0].fresh) == (before.foreign_bytes, False)
+    assert judge.ledger.outdated(kept) == {UUID}, "they are to be listed anew"
+    anew = sample(8 * GIB, (7, 8 * GIB), taken_s=4.0, listed_s=4.0)
+    assert [stray.pid for stray in judge.facts(anew, holdings={}).leftovers] == [7]
+    assert judge.ledger.outdated(anew) == frozenset()
 
 
 def test_a_list_that_fails_frees_nothing_that_was_foreign(judge: Judge) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpusched_client.terms import GpuUuid
 from gpuschedd.gpu.source import GpuInfo, GpuModes, GpuProcess, GpuReading, HealthChecks
@@ -11,11 +11,19 @@ from gpuschedd.gpu.source import GpuInfo, GpuModes, GpuProcess, GpuReading, Heal
 LIST_FAILURES_MAX = 3  # in a row: so long the last list of a GPU's processes stands
 
 
+class _Listed(NamedTuple):
+    """The last list of a GPU's processes, and what was in use then."""
+
+    processes: tuple[GpuProcess, ...] | None = None
+    used_bytes: int | None = None
+    boottime_s: float | None = None
+
+
 class Readings:
     """Turns entries of sweeps into readings."""
 
     def __init__(self) -> None:
-        self._lists: dict[GpuUuid, tuple[tuple[GpuProcess, ...] | None, int | None]] = {}
+        self._lists: dict[GpuUuid, _Listed] = {}
         self._list_failures: dict[GpuUuid, int] = {}  # in a row
 
     def clear(self) -> None:
@@ -23,26 +31,27 @@ class Readings:
         self._lists.clear()
         self._list_failures.clear()
 
-    def reading_of(self, entry: dict[str, Any]) -> GpuReading:
-        """One GPU in one sweep."""
+    def reading_of(self, entry: dict[str, Any], taken_s: float) -> GpuReading:
+        """One GPU in one sweep, which was taken at taken_s (boot time)."""
         uuid = GpuUuid(entry["uuid"])
         if "processes" in entry:
             rows = tuple(GpuProcess(*row) for row in entry["processes"])
-            self._lists[uuid] = (rows, entry.get("listed_used"))
+            self._lists[uuid] = _Listed(rows, entry.get("listed_used"), taken_s)
             self._list_failures.pop(uuid, None)
         elif "list_reason" in entry:
             failures = self._list_failures[uuid] = self._list_failures.get(uuid, 0) + 1
             if failures > LIST_FAILURES_MAX:
                 self._lists.pop(uuid, None)
-        processes, listed_used = self._lists.get(uuid, (None, None))
+        listed = self._lists.get(uuid, _Listed())
         checks, modes = entry.get("checks"), entry.get("modes")
         return GpuReading(
             uuid=uuid,
             used_bytes=entry.get("used"),
             free_bytes=entry.get("free"),
             utilization=entry.get("utilization"),
-            processes=processes,
-            listed_used_bytes=listed_used,
+            processes=listed.processes,
+            listed_used_bytes=listed.used_bytes,
+            listed_boottime_s=listed.boottime_s,
             power_w=entry.get("power_w"),
             process_utilization={
                 int(pid): float(percent)

@@ -404,7 +404,7 @@ class NvmlGpus:
         }
 
     def _sample_of(self, taken_s: float, reply: dict[str, Any]) -> Sample:
-        readings = [self._readings.reading_of(entry) for entry in reply["readings"]]
+        readings = [self._readings.reading_of(entry, taken_s) for entry in reply["readings"]]
         readings += self._shut.values()
         never_opened = list(self._unopened)
         for index, function in self._breakers.silent().items():

@@ -352,8 +352,11 @@ def test_a_list_that_fails_now_and_then_is_the_last_one(driver: FakeDriver, gpus
     source = gpus()
     assert [process.pid for process in source.reading().processes or ()] == [os.getpid()]
     driver.add(f"error nvmlDeviceGetComputeRunningProcesses_v3 0 {UNKNOWN}")
+    listed_s = source.sample().readings[0].listed_boottime_s
     for _ in range(LIST_FAILURES_MAX):
-        assert [process.pid for process in source.reading().processes or ()] == [os.getpid()]
+        reading = source.reading()
+        assert [process.pid for process in reading.processes or ()] == [os.getpid()]
+        assert reading.listed_boottime_s == listed_s
     assert source.reading().processes is None
     driver.remove("error")
     assert [process.pid for process in source.reading().processes or ()] == [os.getpid()]
