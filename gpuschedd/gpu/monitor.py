@@ -213,8 +213,8 @@ class GpuMonitor:
         Launches of one moment share it. One that is under way began before it was asked for.
         """
         since_s = boottime_s() - PREFLIGHT_AGE_S
-        self._launching |= uuids
         while any(self._looked_s.get(uuid, -math.inf) < since_s for uuid in uuids):
+            self._launching |= uuids  # once more: an earlier launch's look takes them off
             if self._looking is None or self._looking.done():
                 self._looking = asyncio.ensure_future(self._sweep())
             if not await asyncio.shield(self._looking):

@@ -102,6 +102,30 @@ def test_a_last_look_counts_for_a_tenth_of_a_second(on_host: OnHost) -> None:
     on_host(1, script)
 
 
+def test_a_launch_that_comes_while_another_looks_for_long_has_a_look_of_its_own(
+    on_host: OnHost,
+) -> None:
+    """At the same GPU: the look under way began too early for it, and the next one is its own."""
+
+    async def script(host: WatchedHost) -> None:
+        job = host.job(await host.submit(vram_bytes=5 * GIB))
+        host.world.clock.now += 1.0
+        before = host.source.looks
+        host.source.answers.clear()
+        checks = {asyncio.ensure_future(host.monitor.preflight(job))}
+        while host.source.looks == before:
+            await asyncio.sleep(0)
+        host.world.clock.now += 1.0
+        checks.add(asyncio.ensure_future(host.monitor.preflight(job)))
+        await asyncio.sleep(0)
+        host.source.answers.set()
+        done, _ = await asyncio.wait(checks, timeout=30.0)
+        assert [check.result() for check in done] == [None, None]
+        assert host.source.looks - before == 2
+
+    on_host(1, script)
+
+
 def test_who_may_have_caused_a_death_is_told_by_its_own_name(on_host: OnHost) -> None:
     """Not the job's owner: pid, user and amount, for half a minute after it was seen."""
 

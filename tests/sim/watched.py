@@ -59,6 +59,8 @@ class PlayedGpus:
         self.looks = 0
         self.power_w = 0.0
         self.look_takes_s = 0.0
+        self.answers = asyncio.Event()  # a look waits for it
+        self.answers.set()
         self.foreign: dict[int, int] = {}  # by index: bytes of one process
         self.inventory = tuple(
             GpuInfo(GpuUuid(f"GPU-{index}"), index, index, "Card", CARD) for index in range(gpus)
@@ -70,6 +72,7 @@ class PlayedGpus:
         self.looks += 1
         readings = tuple(map(self._reading, self.inventory))
         taken_s = self._clock.now
+        await self.answers.wait()
         self._clock.now += self.look_takes_s
         return Sample(taken_s, self.inventory, readings)
 
