@@ -220,10 +220,15 @@ class JobDir:
         return self._typed(records.EXIT, ExitRecord)
 
     def observe(self) -> Observation:
-        """Aliveness first: a supervisor seen dead writes nothing after it."""
+        """Aliveness first: a supervisor seen dead writes nothing after it.
+
+        Then what it writes last: while it is read more may be written, but where a record is there
+        those before it are.
+        """
         claim = self.claim()
         alive = claim is not None and claim.by == "supervisor" and is_claim_alive(claim)
-        return Observation(claim, alive, self.started(), self.ended(), self.exit())
+        exit_, ended = self.exit(), self.ended()
+        return Observation(claim, alive, self.started(), ended, exit_)
 
     def has_supervisor(self) -> bool:
         """Whether a supervisor holds the claim and lives; True where that cannot be said."""

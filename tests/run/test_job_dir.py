@@ -159,6 +159,35 @@ def test_what_took_the_place_of_a_directory_is_neither_followed_nor_removed(
     assert fence_once(host.jobs_root, (JobId(job.job_id), job.attempt)) is None
 
 
+@pytest.mark.parametrize("read_before", range(5))
+def test_who_ends_while_its_directory_is_read_is_seen_with_all_that_came_before(
+    host: Host, monkeypatch: pytest.MonkeyPatch, read_before: int
+) -> None:
+    """All its records come after so many reads: none is seen without those that it wrote first."""
+    job = host.start("true")
+    host.wait_exit(job)
+    host.wait_dead(job)
+    names = ("claim", "started", "ended", "exit")
+    later = {name: (job.path / name).read_bytes() for name in names}
+    for name in names[1:]:
+        (job.path / name).unlink()
+    read, reads = JobDir._read, 0
+
+    def reading(self: JobDir, name: str) -> object:
+        nonlocal reads
+        if reads == read_before:
+            for each, content in later.items():
+                (self.path / each).write_bytes(content)
+        reads += 1
+        return read(self, name)
+
+    monkeypatch.setattr(JobDir, "_read", reading)
+    seen = job.observe()
+    assert reads == 4
+    order = [seen.started is not None, seen.ended is not None, seen.exit is not None]
+    assert order == sorted(order, reverse=True)
+
+
 def test_orders_come_back_and_replace_each_other(job: JobDir) -> None:
     first = Orders(time_limit_s=math.inf, cancel=Cancel("7", 1.5, "caf\u00e9"), signals=((1, 10),))
     job.write_orders(first)
