@@ -56,6 +56,11 @@ class Foreign:
         return self.process.start_ticks is None or self.who.is_contained
 
     @property
+    def was_gone(self) -> bool:
+        """It lived when it was listed and no longer when its owner was looked for."""
+        return self.note is None and self.who.uid is None and self.process.start_ticks is not None
+
+    @property
     def text(self) -> str:
         """ "pid 42 of bob (python) with 3 GiB"."""
         size = "an unknown amount" if self.size_is_unknown and not self.peak else None

@@ -113,8 +113,10 @@ class FreeMemory:
                 lag_s = self._release_lag_s(info.uuid)
                 problems += self._lasting.problems(info, count, is_held=bool(held), lag_s=lag_s)
                 loud = [each for each in count.foreign if not each.is_quiet and not each.given]
-                if held and loud:
-                    told = told_of(largest_first(loud), (), hides_owners=self.hides_owners)
+                # The job's own process, as it ends, may be gone before anybody sees whose it is.
+                known = [each for each in loud if not each.was_gone]
+                if held and known:
+                    told = told_of(largest_first(known), (), hides_owners=self.hides_owners)
                     strangers[info.uuid] = told.text
                 if reading.processes is not None:
                     listed.add(info.uuid)

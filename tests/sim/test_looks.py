@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from gpusched_client.terms import JobState
+from gpuschedd.gpu.attribution import ForeignProcess
 from gpuschedd.jobs.waiting import waiting_reason
-from tests.sim.watched import GIB, STRANGER, WatchedHost
+from tests.sim.watched import GIB, STRANGER, OtherPeople, WatchedHost
 
 EVERY_S = 0.5  # as the daemon looks by default
 
@@ -37,6 +38,11 @@ def on_host(
 
 
 OnHost = Callable[[int, Callable[[WatchedHost], Awaitable[None]]], None]
+
+
+def gone(pid: int) -> ForeignProcess:
+    """A process of which nothing can be read any more."""
+    return ForeignProcess(pid, None, "", "")
 
 
 def why(host: WatchedHost, job_id: int) -> str:
@@ -141,6 +147,22 @@ def test_who_may_have_caused_a_death_is_told_by_its_own_name(on_host: OnHost) ->
         evidence = await host.monitor.evidence(job, failed=False, main_pid=None)
         assert evidence.stranger is None
 
+    on_host(1, script)
+
+
+def test_a_process_that_was_gone_before_its_owner_was_seen_is_nobody_to_blame(
+    on_host: OnHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be the job's own, which has just died."""
+
+    async def script(host: WatchedHost) -> None:
+        job = host.job(await host.submit())
+        host.source.foreign[0] = 40 * GIB
+        await host.look()
+        evidence = await host.monitor.evidence(job, failed=False, main_pid=None)
+        assert evidence.stranger is None
+
+    monkeypatch.setattr(OtherPeople, "describe", lambda _self, process: gone(process.pid))
     on_host(1, script)
 
 
