@@ -50,7 +50,7 @@ def job_of(number: int, now_s: float) -> Job:
         submitted_at_s=now_s,
         submitted_sched_s=1.0,
     )
-    placed = advance(job, Placed((Grant(GPU, 19 * 2**30, 18 * 2**30),), False, 2.0, 10.0))
+    placed = advance(job, Placed((Grant(GPU, 19 * 2**30, 18 * 2**30),), False, 2.0, 10.0, 60.0))
     running = advance(placed, Started(now_s + 1.0, 3.0))
     ended = advance(running, Gone(JobState.COMPLETED, now_s + 9.0, code=0, cause=Cause.EXIT))
     return replace(ended, cpu_user_s=12.5, cpu_system_s=0.5, max_rss_bytes=2**30)

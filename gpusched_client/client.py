@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         Outcome,
         QueueResult,
         WaitResult,
+        WhyResult,
     )
     from gpusched_client.wire.submit_messages import JobRequest, SubmitRequest, SubmitResult
 
@@ -255,6 +256,12 @@ class Client(Administration):
                     connection.close()
             except ConnectionLost:
                 time.sleep(PAUSE_S)
+
+    def why(self, job_id: int) -> WhyResult:
+        """Why that job was placed before others, also where it passed one of mine."""
+        from gpusched_client.wire.job_messages import WhyRequest
+
+        return self._session.call(WhyRequest(job_id))
 
     def gpus(self) -> tuple[GpuView, ...]:
         """The state of each GPU."""

@@ -215,6 +215,10 @@ _PATTERN = rb"%(?:(\d*)([NntsJjAaxu])|%)"
 _WIDTH_MAX = 10  # as Slurm's
 
 
+DEFAULT_NAME_CHARS_MAX = 64
+_NOT_IN_NAMES = r"[^-A-Za-z0-9_.+]+"
+
+
 def fill_pattern(pattern: bytes, *, job_id: int, name: str, user: str, host: str) -> bytes:
     """A file name: %j %J %A job id, %a array index (0), %x job name, %u user, %N host, %n %t node
     and task (0), %s step (batch), %% a percent sign. A number may have a width: %4j is 0042.
@@ -240,3 +244,9 @@ def unknown_marks(pattern: bytes) -> list[str]:
     """What begins with % in a pattern and is none of the marks of fill_pattern."""
     rest = re.sub(_PATTERN, b"", pattern)
     return [os.fsdecode(mark) for mark in re.findall(rb"%\d*.?", rest, re.DOTALL)]
+
+
+def legal_name(path: str) -> str:
+    """The last component of `path` as a name that is easy to type; "job" where nothing is left."""
+    base = path.rstrip("/").rpartition("/")[2]
+    return re.sub(_NOT_IN_NAMES, "_", base)[:DEFAULT_NAME_CHARS_MAX].strip("_") or "job"

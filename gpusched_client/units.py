@@ -197,9 +197,13 @@ def duration_text(seconds: int | None) -> str:
     return " ".join(words) or "0 s"
 
 
-def duration_about(seconds: float) -> str:
-    """For a sentence, rounded to one decimal of one unit: "40 s", "15 min", "2 h", "1.5 h"."""
+def duration_about(seconds: float, beside_s: float = 0.0) -> str:
+    """For a sentence, rounded to one decimal of one unit: "40 s", "15 min", "2 h", "1.5 h".
+
+    `beside_s` is a longer one that stands beside it: of up to ten times, told in the same unit.
+    """
+    longer_s = max(seconds, beside_s) if 10 * seconds >= beside_s else seconds
     for size, unit in ((HOUR_S, "h"), (MINUTE_S, "min")):
-        if seconds >= 2 * size or seconds == size:
+        if longer_s >= 2 * size or seconds == size:
             return f"{seconds / size:.1f}".removesuffix(".0") + f" {unit}"
     return f"{seconds:.0f} s"

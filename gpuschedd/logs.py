@@ -45,8 +45,9 @@ class EventLog:
     def _write(self, most: int | None) -> None:
         for _ in range(len(self._waiting) if most is None else min(most, len(self._waiting))):
             event = self._waiting.popleft()
-            facts = [("job", event.job_id), ("uid", event.uid), *event.data.items()]
-            known = [(key, value) for key, value in facts if value not in (None, [], ())]
+            whose = [("job", event.job_id), ("uid", event.uid)]
+            known = [(key, value) for key, value in whose if value is not None]
+            known += event.shown_facts
             words = [f"{key}={_logged(value)}" for key, value in known]
             log.info("%s", " ".join([event.kind, *words]))
 

@@ -21,10 +21,10 @@ def test_a_line_has_its_facts_and_no_unknown_ones(tmp_path: Path) -> None:
         history = daemon.run("gq", "@").stdout
         log = daemon.log.read_text()
     assert " INFO job_placed job=1 uid=" in log
-    assert " gpus=0,1\n" in log
+    assert " gpus=0,1 rule=first rank=1\n" in log
     assert " INFO gpu_seen gpu=GPU-" in log
     assert "None" not in log
-    assert "  placed, without a GPU\n" in history
+    assert "  placed without a GPU: a slot for jobs without GPUs was free\n" in history
     assert " \n" not in log
 
 

@@ -54,6 +54,7 @@ PAGES_MAX = 20  # pages that are read to find the oldest waiting jobs
 @click.option("--status", metavar="ID", help="One word: running, success or failed.")
 @click.option("--gpus", is_flag=True, help="The GPUs instead of the jobs.")
 @click.option("--usage", is_flag=True, help="Fair-share: usage, share and factor of each user.")
+@click.option("--why", metavar="ID", help="Why that job was placed before others.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 @VERSION
 @click.argument("words", nargs=-1, metavar="[IDS]...")
@@ -68,6 +69,9 @@ def cli(words: tuple[str, ...], **options: Any) -> int:
     with Client() as client:
         if options["status"] is not None:
             _status(client, options)
+            return 0
+        if options["why"] is not None:
+            _why(client, options)
             return 0
         try:
             _show_asked(client, words, options)
@@ -93,10 +97,10 @@ def _show_asked(client: Client, words: Sequence[str], options: dict[str, Any]) -
 
 def _check(words: Sequence[str], options: dict[str, Any]) -> None:
     """Refuse options that exclude each other, before the daemon is asked."""
-    kinds = [name for name in ("gpus", "usage", "status") if options[name]]
+    kinds = [name for name in ("gpus", "usage", "status", "why") if options[name]]
     filters = [name for name in ("me", "user", "state", "name", "limit") if options[name]]
     if len(kinds) + bool(words) > 1:
-        raise click.UsageError("ids, --gpus, --usage and --status exclude each other.")
+        raise click.UsageError("ids, --gpus, --usage, --status and --why exclude each other.")
     if (kinds or words) and filters:
         raise click.UsageError(f"--{filters[0]} narrows the list of jobs and fits nothing else.")
     if options["user"] is not None and not all(map(str.strip, options["user"].split(","))):
@@ -148,12 +152,28 @@ def _status(client: Client, options: dict[str, Any]) -> None:
     from gpusched_client.output.json import json_text
     from gpusched_client.output.text import status_word
 
-    ids = _ids(client, [options["status"]])
-    if len(ids) != 1:
-        named = f"{options['status']!r} names {len(ids)} jobs; name one"
-        raise click.BadParameter(named, param_hint="--status")
-    word = status_word(client.job(ids[0]))
+    word = status_word(client.job(_one_id(client, options, "status")))
     print_out(json_text({"status": word}) if options["as_json"] else f"{word}\n")
+
+
+def _why(client: Client, options: dict[str, Any]) -> None:
+    from functools import partial
+
+    from gpusched_client.output.json import json_text
+    from gpusched_client.output.text import time_text
+    from gpusched_client.output.why import why_text
+
+    why = client.why(_one_id(client, options, "why"))
+    clock = partial(time_text, now_s=_view().now_s, exact=True)
+    print_out(json_text(why) if options["as_json"] else why_text(why, clock))
+
+
+def _one_id(client: Client, options: dict[str, Any], option: str) -> int:
+    ids = _ids(client, [options[option]])
+    if len(ids) != 1:
+        named = f"{options[option]!r} names {len(ids)} jobs; name one"
+        raise click.BadParameter(named, param_hint=f"--{option}")
+    return ids[0]
 
 
 def _named(client: Client, words: Sequence[str], options: dict[str, Any]) -> None:

@@ -239,7 +239,8 @@ def _ignored(given: Sequence[Given]) -> str:
 
 
 def _request(script: Script | None, options: dict[str, Any]) -> JobRequest:
-    from gpusched_client.submission.request import job_request, legal_name
+    from gpusched_client.submission.request import job_request
+    from gpusched_client.terms import legal_name
 
     words = list(options["words"])
     command: dict[str, Any] = {"argv": words}
@@ -326,6 +327,7 @@ def _dry_run(request: JobRequest, options: dict[str, Any]) -> int:
         return 0
     limit_s = result.time_limits_s[0] if result.time_limits_s else None
     print_out(f"Understood: {printable(describe_request(request, limit_s))}\n")
+    _hint(result)
     for text in filter(None, result.would_start):
         print_out(f"Would start now on {printable(text)}\n")
     for text in filter(None, result.reasons):
@@ -365,6 +367,11 @@ def _warn(result: SubmitResult) -> None:
         print_err(f"gsub: {warning}")
 
 
+def _hint(result: SubmitResult) -> None:
+    for hint in result.hints:
+        print_err(f"gsub: {hint}")
+
+
 def _print_submitted(request: JobRequest, result: SubmitResult, options: dict[str, Any]) -> None:
     job_id = result.job_ids[0]
     if options["parsable"]:
@@ -379,6 +386,7 @@ def _print_submitted(request: JobRequest, result: SubmitResult, options: dict[st
         from gpusched_client.terms import printable
 
         print_out(f"Submitted job {job_id}: {printable(describe_request(request, limit_s))}\n")
+        _hint(result)
 
 
 def _wait(client: Client, job_id: int, options: dict[str, Any]) -> int:
@@ -402,11 +410,13 @@ def _wait(client: Client, job_id: int, options: dict[str, Any]) -> int:
 
 
 def _print_ended(job: JobView) -> None:
+    import time
+
     from gpusched_client.output.text import gpu_or_reason
     from gpusched_client.terms import JobState
 
     if job.state is not JobState.COMPLETED:
-        print_err(f"gsub: job {job.job_id} is {job.state}: {gpu_or_reason(job)}")
+        print_err(f"gsub: job {job.job_id} is {job.state}: {gpu_or_reason(job, time.time())}")
     elif job.cause_detail:  # what it left behind, or what its output shows
         print_err(f"gsub: job {job.job_id}: {job.cause_detail}")
 

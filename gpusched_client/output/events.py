@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from gpusched_client.output.why import gpus_text, rule_text
 from gpusched_client.terms import EventKind
 from gpusched_client.units import bytes_text, duration_about
 
@@ -52,6 +53,11 @@ def _by(facts: Facts) -> str:
 
 def _listed(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+def _placed(facts: Facts, clock: Clock) -> str:
+    why = rule_text(facts, clock)
+    return f"placed {gpus_text(facts.get('gpus'))}" + (f": {why}" if why else "")
 
 
 def _released(facts: Facts, _clock: Clock) -> str:
@@ -123,9 +129,7 @@ _SENTENCES: Mapping[str, Callable[[Facts, Clock], str]] = {
     ),
     EventKind.START_PROMISED: _promised,
     EventKind.PROMISE_ENDED: _promise_ended,
-    EventKind.JOB_PLACED: lambda facts, _: (
-        f"placed on GPU {_listed(facts['gpus'])}" if facts.get("gpus") else "placed, without a GPU"
-    ),
+    EventKind.JOB_PLACED: _placed,
     EventKind.JOB_STARTED: lambda _facts, _: "started",
     EventKind.JOB_NEAR_LIMIT: _near_limit,
     EventKind.JOB_OVER_DECLARATION: _over_declaration,

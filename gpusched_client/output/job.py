@@ -24,9 +24,9 @@ from gpusched_client.output.text import (
     vram_text,
 )
 from gpusched_client.terms import JobState, fill_pattern, printable
-from gpusched_client.units import bytes_text, format_duration
+from gpusched_client.units import bytes_text, duration_about, format_duration
 from gpusched_client.wire.job_options import asked_facts
-from gpusched_client.wire.limits import limit_from_wire
+from gpusched_client.wire.limits import UNLIMITED_S, limit_from_wire
 
 if TYPE_CHECKING:
     from gpusched_client.wire.job_messages import GpuUseView, JobEvent, JobView
@@ -62,12 +62,12 @@ COLUMNS: dict[str, Callable[[JobView, View], str]] = {
     "GPUS": lambda job, _: str(job.gpus),
     "VRAM": lambda job, _: vram_text(job),
     "START": lambda job, view: start_text(job, view.now_s),
-    "GPU/REASON": lambda job, _: gpu_or_reason(job),
+    "GPU/REASON": lambda job, view: gpu_or_reason(job, view.now_s),
     "STATE": lambda job, _: job.state.value,
     "UID": lambda job, _: NONE if job.uid is None else str(job.uid),
     "EXIT": lambda job, _: NONE if job.state.is_live else exit_text(job),
     "CAUSE": lambda job, _: printable(job.cause or NONE),
-    "REASON": lambda job, _: reason_text(job) or NONE,
+    "REASON": lambda job, view: reason_text(job, view.now_s) or NONE,
     "GPUIDS": lambda job, _: ",".join(map(str, job.gpu_indices or ())) or NONE,
     "UUIDS": lambda job, _: printable(",".join(job.gpu_uuids or ())) or NONE,
     "MODEL": lambda job, _: printable(job.gpu_model or NONE),
@@ -143,21 +143,44 @@ def _waiting_facts(job: JobView, view: View) -> list[tuple[str, str]]:
         return []
     start = start_text(job, view.now_s, exact=True)
     return [
-        ("Waits for", reason_text(job)),
+        ("Waits for", reason_text(job, view.now_s)),
         ("Start", "" if start == NONE else start),
         ("Promise", _lost_promise_text(job, view)),
+        ("Expected", _length_text(job)),
+        ("Head", _head_text(job, view)),
         ("Position", "" if job.queue_position is None else str(job.queue_position)),
         ("Priority", _priority_text(job)),
     ]
 
 
+def _length_text(job: JobView) -> str:
+    """ "to run 2.1 h (last two runs of train.py)"; with a limit alone there is nothing to say."""
+    if job.expected_run_s is None or job.expected_by is None:
+        return ""
+    limit = "; no limit" if job.time_limit_s == UNLIMITED_S else ""
+    return printable(f"to run {duration_about(job.expected_run_s)} ({job.expected_by}){limit}")
+
+
+def _head_text(job: JobView, view: View) -> str:
+    """ "first at 14:02:11, expected then to start at 16:20:00"; what patience does for it."""
+    if job.head_at_s is None or job.head_expected_start_s is None:
+        return ""
+    at = partial(time_text, now_s=view.now_s, exact=True)
+    text = (
+        f"first at {at(job.head_at_s)}, expected then to start at {at(job.head_expected_start_s)}"
+    )
+    if job.patience_ends_at_s is None:
+        return text
+    over = job.patience_ends_at_s <= view.now_s
+    since = "" if over else f"from {at(job.patience_ends_at_s)} on "
+    return f"{text}; {since}nothing behind it starts on the GPUs it is to get"
+
+
 def _lost_promise_text(job: JobView, view: View) -> str:
-    if job.lost_promise_s is None:
+    if job.lost_start_s is None:
         return ""
     cause = (job.lost_promise_cause or "").replace("_", " ")
-    return printable(
-        f"of {time_text(job.lost_promise_s, view.now_s, exact=True)} was lost: {cause}"
-    )
+    return printable(f"of {time_text(job.lost_start_s, view.now_s, exact=True)} was lost: {cause}")
 
 
 def _priority_text(job: JobView) -> str:

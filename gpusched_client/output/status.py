@@ -40,17 +40,26 @@ def _gpu_cells(gpu: GpuView) -> list[str]:
 
 
 def usage_table(users: Iterable[UsageView], width: int | None = None) -> str:
-    """One line a user: decayed GPU hours, shares, F, and what runs and waits."""
-    headings = ("USER", "GPU-HOURS", "SHARES", "F", "RUNNING", "GPUS", "PENDING")
+    """One line a user: decayed GPU hours, shares, F, what runs and waits, how good guesses were.
+
+    ERROR is the median error of expected lengths, GUESSED counts the starts that they allowed,
+    LATE those of heads that came later than first expected.
+    """
+    accounts = ("USER", "GPU-HOURS", "SHARES", "F", "RUNNING", "GPUS", "PENDING")
+    headings = (*accounts, "ERROR", "GUESSED", "LATE")
 
     def cells(user: UsageView) -> list[str]:
         numbers = (user.running_jobs, user.running_gpus, user.pending_jobs)
+        error = user.expected_run_median_error
         return [
             printable(user.user),
             f"{user.usage_gpu_s / 3600:.2f}",
             NONE if user.shares is None else f"{user.shares:g}",
             NONE if user.factor is None else f"{user.factor:.3f}",
             *[NONE if number is None else f"{round(number, 2):g}" for number in numbers],
+            NONE if error is None else f"{100 * error:.0f}%",
+            str(user.starts_by_guess or 0),
+            f"{user.heads_later_than_expected or 0}/{user.heads_started or 0}",
         ]
 
     return table(headings, [cells(user) for user in users], width, frozenset(headings[1:]))

@@ -9,11 +9,11 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from gpusched_client.terms import JobState, printable
+from gpusched_client.terms import JobState, PendingReason, printable
 from gpusched_client.units import bytes_short, format_duration
 
 if TYPE_CHECKING:
-    from gpusched_client.wire.job_messages import JobView
+    from gpusched_client.wire.job_messages import JobView, Reason
 
 NONE = "-"
 
@@ -64,20 +64,28 @@ def exit_text(job: JobView) -> str:
     return f"{job.exit_code or 0}:{job.exit_signal or 0}"
 
 
-def gpu_or_reason(job: JobView) -> str:
+def gpu_or_reason(job: JobView, now_s: float) -> str:
     """GPU numbers while it holds some, why it waits before, how it ended after."""
     if job.state is JobState.PENDING:
-        return reason_text(job) or NONE
+        return reason_text(job, now_s) or NONE
     if job.state.is_live:
         return ",".join(map(str, job.gpu_indices or ())) or NONE
     return _ending_text(job)
 
 
-def reason_text(job: JobView) -> str:
-    """Why it waits; "" where nothing is known."""
+def reason_text(job: JobView, now_s: float) -> str:
+    """Why it waits; "" where nothing is known. Without a planned end, also the expected start."""
     if job.reason is None:
         return ""
-    code, text = str(job.reason.code), job.reason.text
+    told = _told(job.reason)
+    expected_at_s = (job.reason.numbers or {}).get("expected_at_s")
+    if job.reason.code == PendingReason.UNLIMITED_JOB and isinstance(expected_at_s, (int, float)):
+        return f"{told}; expected {time_text(expected_at_s, now_s)}"
+    return told
+
+
+def _told(reason: Reason) -> str:
+    code, text = str(reason.code), reason.text
     if text.lower().startswith(code.lower()):  # "held by its owner" says it already
         return printable(code + text[len(code) :])
     return printable(f"{code}: {text}" if text else code)

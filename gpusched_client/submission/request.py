@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Unpack
 
 from gpusched_client.errors import GpuschedError, Invalid, TooLarge
-from gpusched_client.terms import unknown_marks
+from gpusched_client.terms import legal_name, unknown_marks
 from gpusched_client.wire.job_options import OPTIONS, JobKeywords, fields_of
 from gpusched_client.wire.limits import RLIMIT_NAMES
 from gpusched_client.wire.submit_messages import JobRequest
@@ -20,8 +20,6 @@ from gpusched_client.wire.submit_messages import JobRequest
 Word = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 """One argument or path; text becomes bytes as os.fsencode does it."""
 
-_DEFAULT_NAME_CHARS_MAX = 64
-_NOT_IN_NAMES = r"[^-A-Za-z0-9_.+]+"
 _PYTHON = rb"(?:.*/)?python[\d.]*"
 # What Python makes of LC_CTYPE at its start in the C locale (PEP 538), and says so to nobody.
 _COERCED_LOCALES = frozenset({b"C.UTF-8", b"C.utf8", b"UTF-8"})
@@ -234,12 +232,6 @@ def default_name(argv: Sequence[Word] | None, shell: str | bytes | None) -> str:
         return legal_name(os.fsdecode(argv[0]))
     first = os.fsdecode(shell or b"").split(maxsplit=1)
     return legal_name(first[0]) if first else "job"
-
-
-def legal_name(path: str) -> str:
-    """The last component of `path` as a name that is easy to type; "job" where nothing is left."""
-    base = path.rstrip("/").rpartition("/")[2]
-    return re.sub(_NOT_IN_NAMES, "_", base)[:_DEFAULT_NAME_CHARS_MAX].strip("_") or "job"
 
 
 def current_umask() -> int:

@@ -55,7 +55,12 @@ class StatusRequest(Request[StatusResult]):
 
 @message
 class UsageView(Response):
-    """One user's account: decayed GPU-seconds, shares, and F in 0..1."""
+    """One user's account: decayed GPU-seconds, shares, and F in 0..1.
+
+    Since the daemon began: the median of |took - expected| / the longer of both over the last
+    100 runs that count; starts that a guess of lengths allowed; starts of jobs that had been head,
+    and how many of these came later than expected when they became it.
+    """
 
     user: str = wire(USER)
     usage_gpu_s: float = wire(number(0, 2**63))
@@ -65,6 +70,10 @@ class UsageView(Response):
     running_jobs: int | None = wire(COUNT, default=None)
     running_gpus: float | None = wire(AMOUNT, default=None)
     pending_jobs: int | None = wire(COUNT, default=None)
+    expected_run_median_error: float | None = wire(number(0, 1), default=None)
+    starts_by_guess: int | None = wire(COUNT, default=None)
+    heads_started: int | None = wire(COUNT, default=None)
+    heads_later_than_expected: int | None = wire(COUNT, default=None)
 
 
 @message

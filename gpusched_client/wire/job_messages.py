@@ -115,7 +115,11 @@ class JobView(JobOptions, JobIdentity):
     unattributed) come with the method `job` only, for the owner and admins; so does the start that
     a waiting job was promised and that is promised no more, with its cause. Names, commands and
     directories of others are None where the host is `private`. `time_limit_s` is UNLIMITED_S
-    without a limit.
+    without a limit. `expected_run_s` is how long it will probably run, or was expected to as it
+    started; `expected_by` says, to whom may change it and as long as it waits, what that rests on
+    where that is not its limit: "last two runs of train.py". `head_at_s` is when it first became
+    head, `head_expected_start_s` the start that was expected then; from `patience_ends_at_s` on
+    nothing behind it starts on the GPUs that it is to get, as long as no limit tells its start.
     """
 
     command: str | None = wire(ANY_TEXT, default=None)
@@ -127,7 +131,7 @@ class JobView(JobOptions, JobIdentity):
     ended_at_s: float | None = wire(TIME, default=None)
     expected_start_s: float | None = wire(TIME, default=None)
     promised_start_s: float | None = wire(TIME, default=None)
-    lost_promise_s: float | None = wire(TIME, default=None)
+    lost_start_s: float | None = wire(TIME, default=None)
     lost_promise_cause: str | None = wire(ANY_TEXT, default=None)
     gpu_indices: tuple[int, ...] | None = wire(list_of(integer(), GPUS_MAX), default=None)
     gpu_uuids: tuple[str, ...] | None = wire(list_of(SHORT_TEXT, GPUS_MAX), default=None)
@@ -154,6 +158,11 @@ class JobView(JobOptions, JobIdentity):
     )
     priority_parts: Mapping[str, Any] | None = wire(plain_map, default=None)
     explanations: tuple[str, ...] | None = wire(TEXTS, default=None)
+    expected_run_s: float | None = wire(AMOUNT, default=None)
+    expected_by: str | None = wire(ANY_TEXT, default=None)
+    head_at_s: float | None = wire(TIME, default=None)
+    head_expected_start_s: float | None = wire(TIME, default=None)
+    patience_ends_at_s: float | None = wire(TIME, default=None)
     events: tuple[JobEvent, ...] | None = wire(list_of(nested(JobEvent), 1_000), default=None)
 
     @property
@@ -231,6 +240,49 @@ class QueueRequest(Request[QueueResult]):
 @method("job", Right.ALL, Unread.NOTHING, (NotFound,))
 class JobQuery(Request[JobView]):
     """Everything about one job."""
+
+    job_id: int = wire(JOB_ID)
+
+
+@message
+class Ranked(Response):
+    """A job in the order of a pass, and the priority that it had there."""
+
+    job_id: int = wire(JOB_ID)
+    priority: float = wire(NUMBER)
+
+
+@message
+class WhyResult(Response):
+    """Why a job was placed before others, as its last start put it on record.
+
+    `rule`: "promised", "first" (none before it waits for GPUs that some end will bring), "gap" (it
+    ends before the head starts), "spare" (the head still has enough GPUs beside it), "slot" (it
+    needs no GPU). `rank`: so many were looked at, itself included, `over_limits` of them over their
+    users' limits, `without_end` in need of what no end brings; `first` are the first of them, at
+    most 10. `head` is the job behind which it started, expected to start at `head_start_s`,
+    `guessed` by how long jobs probably run. `put_first_by` is the admin who put it first, None
+    where the host is `private`.
+    """
+
+    job_id: int = wire(JOB_ID)
+    placed_at_s: float = wire(TIME)
+    gpu_indices: tuple[int, ...] = wire(list_of(integer(-1), GPUS_MAX), default=())
+    rule: str = wire(SHORT_TEXT, default="")
+    rank: int | None = wire(COUNT, default=None)
+    over_limits: int | None = wire(COUNT, default=None)
+    without_end: int | None = wire(COUNT, default=None)
+    nice: int | None = wire(integer(NICE_MIN, NICE_MAX), default=None)
+    head: int | None = wire(JOB_ID, default=None)
+    head_start_s: float | None = wire(TIME, default=None)
+    guessed: bool = wire(boolean, default=False)
+    put_first_by: str | None = wire(USER, default=None)
+    first: tuple[Ranked, ...] = wire(list_of(nested(Ranked), 100), default=())
+
+
+@method("why", Right.ALL, Unread.NOTHING, (NotFound,))
+class WhyRequest(Request[WhyResult]):
+    """Why a job was placed and not another: for its owner, and for those it passed."""
 
     job_id: int = wire(JOB_ID)
 

@@ -37,6 +37,7 @@ from gpusched_client.wire.limits import (
     NICE_MIN,
     PATH_BYTES_MAX,
     RETRIES_MAX,
+    TIME_LIMIT_S_MAX,
     VRAM_BYTES_MAX,
     limit_from_wire,
     limit_to_wire,
@@ -216,6 +217,13 @@ def _parse_time_limit(text: str) -> int:
     return limit_to_wire(seconds)
 
 
+def _parse_estimate(text: str) -> int:
+    seconds = parse_duration(text)
+    if not seconds:
+        raise Invalid(f"{text!r} says nothing about how long it runs; leave it out")
+    return min(max(1, round(seconds)), TIME_LIMIT_S_MAX)
+
+
 def _time_from_slurm(value: str) -> str:
     """No time is Slurm's word for no limit."""
     return "unlimited" if value and not value.strip("0:-") else value
@@ -263,6 +271,14 @@ def _limit_words(asked: JobOptions, given_s: int | None) -> str:
         return "no limit"
     words = f"limit {duration_text(limit_s)}"
     return words if asked.time_limit_s is not None else f"{words} (default), stopped after that"
+
+
+def _shown(estimate_s: int) -> str:
+    return duration_text(estimate_s)
+
+
+def _estimate_words(asked: JobOptions, _limit_s: int | None) -> str:
+    return "" if asked.estimate_s is None else f"will probably run {_shown(asked.estimate_s)}"
 
 
 def _retries_words(asked: JobOptions, _limit_s: int | None) -> str:
@@ -450,13 +466,26 @@ class JobOptions(Message):
         words=_retries_words,
         fact=("Retries", lambda job: str(job.retries or "")),
     )
+    estimate_s: int | None = option(
+        reader=integer(1, TIME_LIMIT_S_MAX),
+        default=None,
+        section=Section.RESOURCES,
+        flags=("--estimate",),
+        metavar="TIME",
+        help="How long it will probably run; that never stops it.",
+        keyword="estimate",
+        parse=_parse_estimate,
+        words=_estimate_words,
+        fact=("Estimate", lambda job: "" if job.estimate_s is None else _shown(job.estimate_s)),
+    )
 
 
 class JobKeywords(TypedDict, total=False):
     """The types of the same as keywords of Client.submit and job_request.
 
     Sizes are bytes, or text such as "18G". `vram` is per GPU, `memory` of the host. `time_limit` is
-    seconds, or text such as "2h" or "unlimited"; None is the daemon's default.
+    seconds, or text such as "2h" or "unlimited"; None is the daemon's default. So is `estimate`,
+    how long it will probably run.
     """
 
     gpus: int
@@ -473,6 +502,7 @@ class JobKeywords(TypedDict, total=False):
     error: str | bytes | os.PathLike[str] | os.PathLike[bytes] | None
     hold: bool
     retries: int
+    estimate: str | int | None
 
 
 def _rows() -> dict[str, JobOption]:

@@ -189,7 +189,7 @@ class SubmitResult(Response):
 
     `warnings` is for people: "becomes a whole-GPU job". After a dry run job_ids is empty, and
     `would_start` (on which GPUs) or `reasons` (what it would wait for) has a text for the job; the
-    other is empty or has "" in its place.
+    other is empty or has "" in its place. `hints` say to people what a time limit would bring.
     """
 
     job_ids: tuple[int, ...] = wire(list_of(JOB_ID, SUBMIT_JOBS_MAX))
@@ -197,6 +197,7 @@ class SubmitResult(Response):
     warnings: tuple[str, ...] = wire(list_of(ANY_TEXT, SUBMIT_JOBS_MAX), default=())
     would_start: tuple[str, ...] = wire(list_of(ANY_TEXT, SUBMIT_JOBS_MAX), default=())
     reasons: tuple[str, ...] = wire(list_of(ANY_TEXT, SUBMIT_JOBS_MAX), default=())
+    hints: tuple[str, ...] = wire(list_of(ANY_TEXT, SUBMIT_JOBS_MAX), default=())
 
 
 @method(

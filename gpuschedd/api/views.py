@@ -12,7 +12,9 @@ from gpusched_client.wire import job_messages as messages
 from gpusched_client.wire.gpu_messages import GpuView
 from gpusched_client.wire.job_messages import GpuUseView, JobEvent, JobView
 from gpusched_client.wire.limits import limit_to_wire
+from gpuschedd.core import lengths
 from gpuschedd.core.job import Job
+from gpuschedd.core.lengths import Basis
 from gpuschedd.core.model import ExpectedStart, Gpu, GpuState, PromiseOutcome, Reason
 from gpuschedd.gpu.metering import AT_LEAST, next_vram_bytes, verdict
 from gpuschedd.gpu.source import UsedGpu
@@ -25,6 +27,7 @@ from gpuschedd.system.clock import SchedulerClock
 
 COMMAND_LINE_CHARS_MAX = 300
 _OWN_WORDS = (PendingReason.ENVIRONMENT, PendingReason.LAUNCH_FAILED, PendingReason.LAUNCH_BACKOFF)
+_TIMES = ("start_by_s", "head_start_s")
 _WHY = ("reason", "error", "detail", "place")  # of an event's data
 _PROMISES_LOST = (PromiseOutcome.LOST, PromiseOutcome.WITHDRAWN)
 
@@ -61,6 +64,7 @@ def job_view(
         time_limit_s=limit_to_wire(job.request.time_limit_s),
         nice=job.nice,
         retries=job.retries,
+        estimate_s=None if job.request.estimate_s is None else int(job.request.estimate_s),
         attempt=job.attempt,
         submitted_at_s=job.submitted_at_s,
         started_at_s=job.started_at_s,
@@ -77,8 +81,28 @@ def job_view(
         **gates.shown_of(job, clock.to_wall_s),
     )
     if job.state is not JobState.PENDING:
-        return view
-    return _with_plan(state, clock, job, expected, view)
+        return replace(view, expected_run_s=job.decided_expected_s)
+    return _with_plan(state, clock, job, expected, _with_length(state, job, view, own=own))
+
+
+def _with_length(state: State, job: Job, view: JobView, *, own: bool) -> JobView:
+    """How long it will probably run, and by what."""
+    key = job.length_key or ""
+    found = lengths.expected(state.histories.view(), job.uid, key, job.request, state.policy)
+    by = _basis_text(found, key) if own and found.basis is not Basis.LIMIT else None
+    return replace(view, expected_run_s=found.length_s, expected_by=by)
+
+
+def _basis_text(found: lengths.Expectation, key: str) -> str:
+    runs = "last run" if len(found.runs) == 1 else "last two runs"
+    what = key or "jobs like it"
+    return {
+        Basis.ESTIMATE: "its estimate",
+        Basis.KIND: f"{runs} of {what}",
+        Basis.KEY: f"{runs} of {what} on other numbers of GPUs",
+        Basis.OWNER: f"its owner's {runs}",
+        Basis.GUESS: "a guess: nothing like it has run yet",
+    }[found.basis]
 
 
 def _with_plan(
@@ -96,10 +120,26 @@ def _with_plan(
         start_s = state.reservation.start_s
     parts = state.plan.priorities.get(job.job_id) if state.plan is not None else None
     return replace(
-        view,
+        _with_head(state, clock, job, view),
         expected_start_s=None if start_s is None else clock.to_wall_s(start_s),
         promised_start_s=None if promised is None else clock.to_wall_s(promised),
         priority=None if parts is None else parts.priority,
+    )
+
+
+def _with_head(state: State, clock: SchedulerClock, job: Job, view: JobView) -> JobView:
+    """Since when it is first in line, if it ever was, and how long that is to last."""
+    waiting, reservation = state.queues.get(job.job_id), state.reservation
+    if waiting is None or waiting.first_head is None:
+        return view
+    until_s = None
+    if reservation is not None and reservation.job_id == job.job_id:
+        until_s = reservation.patient_until_s
+    return replace(
+        view,
+        head_at_s=clock.to_wall_s(waiting.first_head.since_s),
+        head_expected_start_s=clock.to_wall_s(waiting.first_head.expected_at_s),
+        patience_ends_at_s=None if until_s is None else clock.to_wall_s(until_s),
     )
 
 
@@ -141,7 +181,7 @@ def with_promise(view: JobView, promise: PromiseRow, events: Sequence[Event]) ->
     cause = promise.detail or "its owner changed it"
     if ends and ends[-1].get("why"):
         cause = str(ends[-1]["why"])
-    return replace(view, lost_promise_s=promise.start_by_s, lost_promise_cause=cause)
+    return replace(view, lost_start_s=promise.start_by_s, lost_promise_cause=cause)
 
 
 def with_use(view: JobView, state: State, job: Job, uses: Sequence[GpuUse]) -> JobView:
@@ -217,8 +257,7 @@ def event_text(event: Event) -> str:
     """The event's data in words: lists by commas, sizes in GiB, times in UTC."""
     return ", ".join(
         f"{key.removesuffix('_bytes').removesuffix('_s')} {_shown(key, value)}"
-        for key, value in event.data.items()
-        if value not in (None, [], ())
+        for key, value in event.shown_facts
     )
 
 
@@ -227,7 +266,7 @@ def _shown(key: str, value: object) -> str:
         return " ".join(map(str, value))
     if key.endswith("_bytes") and isinstance(value, int):
         return bytes_text(value)
-    if key == "start_by_s" and isinstance(value, int | float):
+    if key in _TIMES and isinstance(value, int | float):
         return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(value))
     return str(value)
 

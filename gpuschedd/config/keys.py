@@ -42,6 +42,16 @@ class Scheduling:
         "easy", choice("easy", "before-reservation", "off"), "how jobs pass a blocked one"
     )
     promise_within_s: float = key(86_400.0, horizon, "reservations this near become promises")
+    promise_slack_s: float = key(
+        86_400.0, seconds, "early ends make a promise no earlier than this from now; 0: all the way"
+    )
+    learn_lengths: bool = key(True, flag, "expect what a user's last two runs of a command took")
+    guess_length_s: float = key(
+        86_400.0, span(1.0), "expected of a job without limit when nothing is known"
+    )
+    head_patience_s: float = key(
+        2 * 86_400.0, seconds, "beyond the start first expected; then GPUs are closed for it"
+    )
     w_fair: float = key(1000.0, number(0, 1e6), "weight of the fair-share factor")
     w_age_per_h: float = key(10.0, number(1e-6, 1e6), "weight of an hour of waiting")
     half_life_s: float = key(7 * 86_400.0, span(1.0), "usage halves in this time")

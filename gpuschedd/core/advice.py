@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
-from gpusched_client.units import bytes_text
+from gpusched_client.units import (
+    DAY_S,
+    HOUR_S,
+    MINUTE_S,
+    bytes_text,
+    duration_about,
+    duration_short,
+)
+from gpuschedd.core import lengths, promises
 from gpuschedd.core.job import Job
-from gpuschedd.core.model import Gpu, GpuState, Policy, Request
+from gpuschedd.core.lengths import Basis
+from gpuschedd.core.model import Backfill, Gpu, GpuState, Lengths, Policy, Request, Run
 from gpuschedd.core.reasons import hints, plural
 from gpuschedd.core.timeline import model_matches
 
 OBSTACLES_NAMED_MAX = 4
+HINTS_MAX = 5
 
 
 def warnings_for(jobs: Iterable[Job], gpus: Iterable[Gpu], policy: Policy) -> tuple[str, ...]:
@@ -44,6 +55,55 @@ def beyond_limit(jobs: Iterable[Job], max_gpus: int | None) -> tuple[str, ...]:
         f"asks {plural(asked, 'GPU')}; your limit is {max_gpus}: it waits until an admin raises "
         "that. Lower --gpus to have it run.",
     )
+
+
+def hints_for(
+    jobs: Iterable[Job],
+    known: Lengths,
+    policy: Policy,
+    *,
+    longest_s: float | None,
+    all_limited: bool,
+) -> tuple[str, ...]:
+    """One sentence for each kind of GPU job without a limit: what one would bring.
+
+    `longest_s`: the longest that users may ask. `all_limited`: all jobs that hold GPUs have limits.
+    """
+    if policy.backfill is Backfill.OFF:
+        return ()
+    kinds = {
+        (job.uid, job.length_key or "", job.request): None
+        for job in jobs
+        if job.request.gpus and job.request.time_limit_s is None
+    }
+    is_promised = all_limited and promises.sticks(policy)
+    gets = "gets a promised start" if is_promised else "lets it start in gaps before others"
+    texts = {
+        _limit_hint(lengths.expected(known, *kind, policy), kind[1], longest_s, gets): None
+        for kind in kinds
+    }
+    shown, more = [*texts][:HINTS_MAX], len(texts) - HINTS_MAX
+    return (*shown, f"{more} more kinds of jobs have no limit") if more > 0 else tuple(shown)
+
+
+def _limit_hint(found: lengths.Expectation, key: str, longest_s: float | None, gets: str) -> str:
+    limit_s = _roomy_limit_s(found.runs)
+    if longest_s is not None:
+        limit_s = min(limit_s, int(longest_s))
+    is_known = found.basis in (Basis.KIND, Basis.KEY)
+    longest = max((run.length_s for run in found.runs), default=0.0)
+    if not is_known or limit_s <= longest:
+        return "no limit: others' waits cannot be planned around it; --time sets one"
+    took = " and ".join(duration_about(run.length_s, longest) for run in reversed(found.runs))
+    return f"{key or 'jobs like it'} took {took}; --time {duration_short(limit_s)} {gets}"
+
+
+def _roomy_limit_s(runs: Iterable[Run]) -> int:
+    """About twice what the runs took, in the steps in which people write limits."""
+    taken_s = [run.length_s for run in runs] or [0.0]
+    wanted_s = 2 * sum(taken_s) / len(taken_s)
+    step_s = 5 * MINUTE_S if wanted_s <= HOUR_S else HOUR_S if wanted_s <= DAY_S else 6 * HOUR_S
+    return max(1, math.ceil(wanted_s / step_s)) * step_s
 
 
 def _obstacle(request: Request, gpus: tuple[Gpu, ...], policy: Policy) -> str | None:

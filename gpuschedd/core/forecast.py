@@ -6,19 +6,21 @@ nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
 
 from gpusched_client.errors import NotFound
 from gpusched_client.terms import JobId
 from gpusched_client.units import GIB, MIB, bytes_short, duration_short
+from gpuschedd.core.aftermath import all_running
 from gpuschedd.core.horizon import promised_job
 from gpuschedd.core.model import (
     NEVER_S,
     NO_LIMIT,
     Counterfactual,
     ExpectedStart,
+    FirstHead,
     Gpu,
     GpuState,
     Order,
@@ -28,7 +30,6 @@ from gpuschedd.core.model import (
     Request,
     RunningJob,
     Snapshot,
-    Start,
     UserQueue,
     Waiting,
 )
@@ -36,7 +37,7 @@ from gpuschedd.core.plan import plan
 from gpuschedd.core.priority import queue_order
 from gpuschedd.core.reasons import plural
 from gpuschedd.core.reservation import shadow
-from gpuschedd.core.timeline import Host, foreign_end_s, grace_s_of, planned_end_s
+from gpuschedd.core.timeline import Host, expected_end_s, foreign_end_s, grace_s_of
 
 WALK_PASSES_MIN = 10
 WALK_WORK_MAX = 200_000
@@ -48,7 +49,7 @@ TIME_STEP_S = 60  # from two minutes on
 def expected_starts(
     snapshot: Snapshot, policy: Policy, first: int = 200
 ) -> tuple[ExpectedStart, ...]:
-    """Starts of the first jobs in scheduling order, if planned ends hold and nobody submits.
+    """Starts of the first jobs in scheduling order, if all end as expected and nobody submits.
 
     The order is that of now. A job without a known start, or beyond the end of the walk on a very
     large host, has start_s None.
@@ -96,19 +97,15 @@ def _queue(uid: int, jobs: list[Waiting]) -> UserQueue:
 
 
 def _advanced(state: Snapshot, made: Plan, policy: Policy) -> Snapshot | None:
-    """The state at the next planned end, its starts running; None when nothing ends later."""
-    requests = {job.job_id: job for queue in state.queues.gpu for job in queue.jobs}
-    running = [
-        *state.running,
-        *(_running(start, requests[start.job_id], state.now_s) for start in made.starts),
-    ]
-    ends_s = {job.job_id: planned_end_s(job, state.now_s, policy) for job in running}
+    """The state at the next expected end, its starts running; None when nothing ends later."""
+    running = all_running(state, made)
+    ends_s = {job.job_id: expected_end_s(job, state.now_s, policy) for job in running}
     next_s = min((*ends_s.values(), *_settling_s(state, policy)), default=NEVER_S)
     if next_s == NEVER_S:
         return None
     started = set(made.start_ids)
     gone = {job_id for job_id, end_s in ends_s.items() if end_s <= next_s}
-    queues = _without(state.queues, started)
+    queues = _without(state.queues, started, made.first_heads)
     if not queues.gpu:
         return None
     return replace(
@@ -139,25 +136,14 @@ def _settled(gpu: Gpu, before_s: float, now_s: float, policy: Policy) -> Gpu:
     return gpu if gpu.fresh else replace(gpu, fresh=True)
 
 
-def _running(start: Start, job: Waiting, now_s: float) -> RunningJob:
-    limit_s = job.request.time_limit_s
-    return RunningJob(
-        job_id=start.job_id,
-        uid=start.uid,
-        user=job.user,
-        request=job.request,
-        grants=start.grants,
-        whole=start.whole,
-        exclusive=start.exclusive,
-        decided_at_s=now_s,
-        started_at_s=None,
-        time_limit_s=limit_s,
-        decided_limit_s=limit_s,
-    )
-
-
-def _without(queues: QueueView, started: set[JobId]) -> QueueView:
-    left = [job for job in queues.gpu[0].jobs if job.job_id not in started]
+def _without(
+    queues: QueueView, started: set[JobId], first_heads: Mapping[JobId, FirstHead]
+) -> QueueView:
+    left = [
+        replace(job, first_head=first_heads.get(job.job_id, job.first_head))
+        for job in queues.gpu[0].jobs
+        if job.job_id not in started
+    ]
     return QueueView(gpu=(_queue(-1, left),)) if left else QueueView()
 
 

@@ -1,7 +1,7 @@
-"""Horizon: which waiting jobs count in their user's list, seen from what never ends.
+"""Horizon: which waiting jobs count in their user's list, seen from what is not expected to end.
 
-A job of unknown shadow time (or over its user's limit) takes no place in the age window and does
-not cap those behind it. Owns that one question; knows no planned end and no order.
+A job that no end brings its GPUs (or over its user's limit) takes no place in the age window and
+does not cap those behind it. Owns that one question; knows no end and no order.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class HorizonView:
         self._users_matter = not policy.across_users and bool(self._residues)
 
     def counts(self, job: Waiting) -> bool:
-        """True if the job is within its user's limit and something planned lets it start."""
+        """True if the job is within its user's limit and some end will let it start."""
         request = job.request
         room = self._rooms.get(job.uid)
         if room is not None and (request.gpus > room[0] or room[1] < 1):
@@ -68,14 +68,14 @@ class HorizonView:
         return self.known(request, job.uid)
 
     def knows_all(self, queue: UserQueue) -> bool:
-        """True if the shadow time of every job in the list is known. False: look at each."""
+        """True if some end lets every job in the list start. False: look at each."""
         gpus, size = queue.gpus_max, queue.bytes_max
         if gpus is None or size is None or gpus > self._plain_gpus:
             return False
         return size == 0 or size + self._policy.margin_bytes <= self._plain_bytes
 
     def known(self, request: Request, uid: int) -> bool:
-        """True if the shadow time of such a request is known."""
+        """True if some end, a planned or an expected one, lets such a request start."""
         vram = request.vram_bytes
         if (
             request.gpus <= self._plain_gpus

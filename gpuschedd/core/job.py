@@ -67,6 +67,7 @@ class Job:
     memory_bytes: int | None = None  # of host memory, held by the job's unit; None: unbounded
     cpus: int | None = None  # CPUs' worth of time, held by the job's unit; None: unbounded
     whole_note: str | None = None  # what admission changed about the request
+    length_key: str | None = None  # what its owner's runs are told apart by
     hold: HoldKind | None = None
     hold_detail: str | None = None
     cancel: CancelOrder | None = None
@@ -76,6 +77,7 @@ class Job:
     decided_sched_s: float | None = None
     decided_limit_s: float | None = None  # the limit at the decision; the request's may be raised
     decided_grace_s: float | None = None  # for the kill: what the supervisor is given
+    decided_expected_s: float | None = None  # how long it was expected to run
     stuck: bool = False  # far past its planned end; sticky
     warned_limit_s: float | None = None  # the limit of which 90 % had passed, when it was said
     started_at_s: float | None = None
@@ -123,6 +125,7 @@ class Placed:
     whole: bool
     at_sched_s: float
     grace_s: float
+    expected_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +243,7 @@ def advance(job: Job, event: JobEvent) -> Job:
 def _apply(job: Job, event: JobEvent) -> Job:
     """The changed fields per event."""
     match event:
-        case Placed(grants, whole, at_sched_s, grace_s):
+        case Placed(grants, whole, at_sched_s, grace_s, expected_s):
             return replace(
                 job,
                 state=CF,
@@ -249,6 +252,7 @@ def _apply(job: Job, event: JobEvent) -> Job:
                 decided_sched_s=at_sched_s,
                 decided_limit_s=job.request.time_limit_s,
                 decided_grace_s=grace_s,
+                decided_expected_s=expected_s,
             )
         case Started(at_s, at_sched_s):
             # What kept it from being launched before is over.
@@ -278,6 +282,7 @@ def _freed(job: Job) -> Job:
         decided_sched_s=None,
         decided_limit_s=None,
         decided_grace_s=None,
+        decided_expected_s=None,
         stuck=False,
     )
 

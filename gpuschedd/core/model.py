@@ -130,6 +130,7 @@ class Request:
     """What a job asks, as admitted. `vram_bytes` None: whole GPUs. `time_limit_s` None: unlimited.
 
     `card_bytes`: a whole-GPU job that asked for memory needs cards of at least this total.
+    `estimate_s`: how long it will probably run, by its owner's word, which stops nothing.
     """
 
     gpus: int = 1
@@ -139,6 +140,7 @@ class Request:
     topology: Topology = Topology.ANY
     time_limit_s: float | None = None
     card_bytes: int = 0
+    estimate_s: float | None = None
 
     @property
     def whole(self) -> bool:
@@ -184,11 +186,19 @@ class Inventory:
     models_here: tuple[str, ...] = ()
 
 
+class FirstHead(NamedTuple):
+    """When a job first became head, and when it was expected to start then."""
+
+    since_s: float
+    expected_at_s: float
+
+
 @dataclass(frozen=True, slots=True)
 class Waiting:
     """A job that waits for GPUs (or a CPU slot) alone, with its age bookkeeping.
 
     Age = age_gained_s + (now - window_since_s while it is inside its user's age window).
+    `length_key`: what its owner's runs are told apart by (`lengths`).
     """
 
     job_id: JobId
@@ -200,6 +210,8 @@ class Waiting:
     nice: int = 0
     age_gained_s: float = 0.0
     window_since_s: float | None = None
+    length_key: str = ""
+    first_head: FirstHead | None = None
 
     @property
     def own_order(self) -> tuple[int, float, int]:
@@ -222,6 +234,7 @@ class RunningJob:
 
     `decided_limit_s` is the limit at the decision; `time_limit_s` the present one.
     `decided_grace_s`: the grace for the kill that its supervisor was given; None: the policy's.
+    `expected_s`: how long it was expected to run at the decision; None: nobody asked.
     `stuck` is sticky: set by the controller when timeline.is_stuck says so.
     """
 
@@ -238,11 +251,22 @@ class RunningJob:
     decided_limit_s: float | None
     stuck: bool = False
     decided_grace_s: float | None = None
+    expected_s: float | None = None
+
+
+class Shape(NamedTuple):
+    """What a pass looks at in a job, its owner and its place apart."""
+
+    request: Request
+    length_key: str
 
 
 @dataclass(frozen=True)
 class UserQueue:
     """One user's eligible jobs in own order: one tuple, shared between snapshots.
+
+    `shapes`, `requests`: the distinct (request, length key) among them, and the distinct requests;
+    None: too many, or not known. A list of which each fails is dropped.
 
     `whole_gpus_min`, `shared_bytes_min`: the least that any whole-GPU job asks in GPUs, any shared
     job in bytes per GPU; None without such a job. They let a pass drop the user at once.
@@ -260,6 +284,8 @@ class UserQueue:
     gpus_max: int | None = None
     bytes_max: int | None = None
     aged_to: int | None = None
+    shapes: frozenset[Shape] | None = None
+    requests: frozenset[Request] | None = None
 
 
 @dataclass(frozen=True)
@@ -296,9 +322,52 @@ class Standing(NamedTuple):  # made for every user in every pass: a dataclass co
     limit: UserLimit = NO_LIMIT
 
 
+class Run(NamedTuple):
+    """One run that counts; `ended_s` is scheduler time."""
+
+    ended_s: float
+    length_s: float
+
+
+class Kind(NamedTuple):
+    """What one owner's runs are told apart by: the command key and the GPUs."""
+
+    key: str
+    gpus: int
+
+
+@dataclass(frozen=True, slots=True)
+class LengthRow:
+    """The last runs of one kind, oldest first; without any the kind is forgotten."""
+
+    uid: int
+    kind: Kind
+    runs: tuple[Run, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OwnLengths:
+    """One owner's last runs: of each kind, of each key, and of any. There is one at least."""
+
+    rows: Mapping[Kind, tuple[Run, ...]]
+    by_key: Mapping[str, tuple[Run, ...]]
+    last: tuple[Run, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """What runs have taken, by uid, as of one moment; asked by `lengths.expected`."""
+
+    by_uid: Mapping[int, OwnLengths] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """EASY's hold for the head job. `start_s` is its shadow time T; `gpus` is for display only."""
+    """EASY's hold for the head job: until `start_s` its GPUs are its own; `gpus` is for display.
+
+    `guessed`: by expected ends, since no planned end is known. `patient_until_s`: from then on
+    GPUs are closed for it; None: it has a planned end.
+    """
 
     job_id: JobId
     start_s: float
@@ -306,6 +375,8 @@ class Reservation:
     promised: bool
     gpus: tuple[GpuUuid, ...]
     spare: int
+    guessed: bool = False
+    patient_until_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,6 +413,7 @@ class Snapshot:
     standings: Mapping[int, Standing]
     promise: Promise | None = None
     reservation: Reservation | None = None  # of the pass before: for its `since_s`
+    lengths: Lengths = Lengths()
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,9 +438,26 @@ class PriorityParts:
     capped_by: JobId | None = None
 
 
+class Rule(StrEnum):
+    """Why a job may start while others wait."""
+
+    PROMISED = "promised"  # it held the promise
+    FIRST = "first"  # nobody before it waits for GPUs that some end will bring
+    GAP = "gap"  # it ends before the head starts
+    SPARE = "spare"  # the head still has enough GPUs beside it
+    SLOT = "slot"  # it needs no GPU
+
+
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A job to start now. `grants` is empty for a CPU-only job."""
+    """A job to start now. `grants` is empty for a CPU-only job.
+
+    `expected_s`: how long it will probably run, which goes with the attempt. `rank`: so many were
+    looked at, itself included: behind the head a long queue is passed over where it fails in any
+    case. Of these `over_limits` were over their users' limits, `without_end` wait for what no end
+    brings. `head`: behind whom it starts, and from when that one has its GPUs; `guessed`: by
+    expected ends. `first_head`: when it was head itself.
+    """
 
     job_id: JobId
     uid: int
@@ -376,6 +465,14 @@ class Start:
     whole: bool
     exclusive: bool
     planned_end_s: float
+    expected_s: float
+    rule: Rule
+    rank: int = field(compare=False)
+    over_limits: int = field(default=0, compare=False)
+    without_end: int = field(default=0, compare=False)
+    head: tuple[JobId, float] | None = None
+    guessed: bool = False
+    first_head: FirstHead | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -412,6 +509,7 @@ class Horizon:
 class Plan:
     """What one pass decided. Commit `promise` and `ended` before they are shown.
 
+    `first_heads`: those that became head for the first time; goes to Queues.note_heads.
     `reasons` and `priorities` hold the jobs the pass examined; plan.reason_of covers the rest.
     `horizon` goes to Queues.settle after the starts were applied.
     """
@@ -427,6 +525,8 @@ class Plan:
     unknown: frozenset[JobId]
     horizon: Horizon
     next_change_at_s: float | None
+    first_heads: Mapping[JobId, FirstHead] = field(default_factory=dict)
+    first: tuple[tuple[JobId, float], ...] = ()  # in the order, with their priorities
 
     @property
     def start_ids(self) -> tuple[JobId, ...]:
@@ -462,6 +562,10 @@ class Policy:
     order: Order = Order.PRIORITY
     backfill: Backfill = Backfill.EASY
     promise_within_s: float = DAY_S  # 0: plain EASY; inf: always
+    promise_slack_s: float = DAY_S  # nearer than that early ends make a promise no earlier
+    learn_lengths: bool = True
+    guess_length_s: float = DAY_S  # of a job that nothing is known about
+    head_patience_s: float = 2 * DAY_S  # beyond the start first expected
     margin_bytes: int = 512 * MIB
     max_jobs_per_gpu: int = 4
     across_users: bool = True

@@ -7,18 +7,21 @@ Theory. A pass is one walk along the queue in priority order, with at most one r
 
   1. Nobody holds a reservation yet: a job that fits starts, since all before it have started or
      cannot be delayed (their shadow time is unknown).
-  2. The first job that does not fit but has a shadow time T becomes the head (EASY backfill).
-  3. Behind the head a job that fits starts only if it cannot delay the head: either it ends by T
-     as planned, or the head still has its GPUs at T beside it (`reservation`).
+  2. The first job that does not fit but that ends will bring its GPUs becomes the head (EASY
+     backfill). It holds them from a time on: T, by planned ends, where there is one, else X, by
+     expected ends.
+  3. Behind the head a job that fits starts only if it cannot delay the head: either it ends by
+     then, as planned or as expected, or the head still has its GPUs beside it (`reservation`). So
+     no guess delays a head that has T, and guesses about one without T have an end (`patience`).
 
 What a start changes is only more load, so a shape (`Need`) that failed fails for the rest of the
 pass, and so does every larger one: that is why a long queue costs little. The promise's holder is
 looked at before all others, so that no order of users can take a promised start away.
 
 The invariant that makes a reservation a promise: every job that runs past T was counted at T when
-it was let in, and every other one ends by T. An early end only frees. So T, computed anew in each
-pass, never moves later by our own doing; what else moves it (a drain, foreign memory, a longer
-limit) is blamed by name (`promises`).
+it was let in, and every other one ends by T as planned. An early end only frees. So T, computed
+anew in each pass, never moves later by our own doing; what else moves it (a drain, foreign memory,
+a longer limit) is blamed by name (`promises`).
 """
 
 from __future__ import annotations
@@ -28,11 +31,15 @@ from dataclasses import replace
 from heapq import nsmallest
 
 from gpusched_client.terms import GpuUuid, JobId
-from gpuschedd.core import promises, reasons
-from gpuschedd.core.horizon import UNBOUNDED_GPUS, HorizonView, Rooms, rooms_of
+from gpuschedd.core import patience, promises, reasons
+from gpuschedd.core.aftermath import after, joined
+from gpuschedd.core.failures import NOW, PAST_HOLD, Failures
+from gpuschedd.core.horizon import HorizonView, Rooms, rooms_of
+from gpuschedd.core.lengths import expected
 from gpuschedd.core.model import (
     NEVER_S,
     Backfill,
+    FirstHead,
     Grant,
     Horizon,
     Plan,
@@ -43,7 +50,9 @@ from gpuschedd.core.model import (
     PromiseException,
     PromiseOutcome,
     Reason,
+    Request,
     Reservation,
+    Rule,
     Snapshot,
     Start,
     UserQueue,
@@ -55,11 +64,8 @@ from gpuschedd.core.timeline import Host, Load, Need, Slot, end_if_decided_s
 from gpuschedd.core.unknown import why_unknown
 
 EXPLAINED_JOBS = 50
+FIRST_JOBS = 10  # whose priorities are on record with each start
 WHO_GPUS_MAX = 64  # on a larger host only the head's reason names jobs: a pass must stay short
-
-# What a failed request did not manage: to sit anywhere now; to sit there past T; to do so without
-# a limit where GPUs are kept. Who fails at one level fails at those above.
-NOW, PAST_T, WITHOUT_LIMIT = 0, 1, 2
 
 
 def plan(snapshot: Snapshot, policy: Policy, explain: int = EXPLAINED_JOBS) -> Plan:
@@ -68,48 +74,19 @@ def plan(snapshot: Snapshot, policy: Policy, explain: int = EXPLAINED_JOBS) -> P
     `explain`: at least so many jobs get a reason of their own, where there are so many; below 0: no
     reasons and no priority parts at all (for `replay`).
     """
-    return _Pass(snapshot, policy, explain).run()
+    seen, one = snapshot, _Pass(snapshot, policy, explain)
+    made = one.run()
+    while one.order_changed:
+        # A job that was capped by one that starts may come before all that were looked at.
+        seen = after(snapshot, made)
+        one = _Pass(seen, policy, explain)
+        made = joined(made, one.run(), snapshot)
+    return made
 
 
 def reason_of(made: Plan, job_id: JobId) -> Reason:
     """The reason of any job that waits for GPUs alone, also where the pass did not look at it."""
     return made.reasons.get(job_id, made.fallback)
-
-
-class _Failures:
-    """Shapes that failed in this pass: a larger request of the same class fails with them."""
-
-    def __init__(self) -> None:
-        self._exact: set[tuple[Need, int]] = set()
-        self._classes: dict[tuple[object, ...], list[tuple[int, int]]] = {}
-        # Per level the fewest whole GPUs that failed with no further wish: the more fail with them.
-        self.whole_gpus = [UNBOUNDED_GPUS] * (WITHOUT_LIMIT + 1)
-
-    def covers(self, need: Need, level: int) -> bool:
-        """True if the request is known to fail."""
-        if (need, level) in self._exact:
-            return True
-        known = self._classes.get((*need[1:2], *need[3:], level))
-        if known is not None:
-            gpus, size = need.gpus, need.bytes
-            for failed_gpus, failed_bytes in known:
-                if failed_gpus <= gpus and failed_bytes <= size:
-                    self._exact.add((need, level))
-                    return True
-        return False
-
-    def add(self, need: Need, level: int) -> None:
-        """Remember a failure at this level and those above."""
-        gpus, size = need.gpus, need.bytes
-        for above in range(level, WITHOUT_LIMIT + 1):
-            self._exact.add((need, above))
-            key = (*need[1:2], *need[3:], above)
-            known = self._classes.get(key, [])
-            if need.whole and need.model is None and not need.card_bytes and not need.nvlink:
-                self.whole_gpus[above] = min(self.whole_gpus[above], gpus)
-            self._classes[key] = [pair for pair in known if pair[0] < gpus or pair[1] < size] + [
-                (gpus, size)
-            ]
 
 
 class _Pass:
@@ -121,28 +98,32 @@ class _Pass:
         self.explain = explain
         self.now_s = snapshot.now_s
         self.host = Host(snapshot, policy)
+        self.seats: list[tuple[GpuUuid, Load]] = []  # of those that start, as expected
+        self._expected: Host | None = None
         self.rooms: Rooms = rooms_of(snapshot)
         self.horizon = HorizonView(self._horizon(), policy)
-        self.failures = _Failures()
+        self.failures = Failures()
         self.hope: dict[tuple[int | None, int | None], bool] = {}  # of _could_start, for now
         self.starts: list[Start] = []
-        self.view, self.view_starts = self.horizon, 0  # of the host with so many starts
         self.reasons: dict[JobId, Reason] = {}
         self.priorities: dict[JobId, PriorityParts] = {}
         self.unknown: set[JobId] = set()
-        self.why: dict[Need, tuple[Reason, list[Slot]]] = {}  # of those without a shadow time
+        self.why: dict[Need, Reason] = {}  # of those that nothing brings GPUs
         self.lacks: dict[Need, Reason] = {}  # as the host is now
         self.hold: Hold | None = None
-        self.kept: frozenset[int] = frozenset()  # positions on which nothing without limit starts
-        self.kept_for = JobId(0)
+        self.guesses = False  # the hold is by expected ends
+        self.closed: frozenset[int] = frozenset()  # positions on which nothing behind it starts
+        self.first_heads: dict[JobId, FirstHead] = {}
         self.blocked_by: JobId | None = None  # `off`: the job that nobody overtakes
         self.examined = 0
+        self.over_limits = 0  # of these
+        self.first: list[tuple[JobId, float]] = []  # in the order, a few
         self.passes_over = False
         self.promise: Promise | None = snapshot.promise
         self.ended: PromiseEnd | None = None
 
     def run(self) -> Plan:
-        merge = self._open_merge()
+        merge = self.merge = self._open_merge()
         if self.snapshot.gpus:
             self._walk(merge)
         merge.close()
@@ -160,7 +141,42 @@ class _Pass:
             unknown=frozenset(self.unknown),
             horizon=self._horizon(),
             next_change_at_s=self._next_change_at_s(reservation),
+            first_heads=self.first_heads,
+            first=tuple(self.first),
         )
+
+    @property
+    def order_changed(self) -> bool:
+        """True if a second pass would take the jobs in another order: then it must be made.
+
+        A job that starts caps its user's others no longer, and may leave those no room that did.
+        """
+        users = {start.uid for start in self.starts if start.grants}
+        return any(self._was_capped(q) for q in self.snapshot.queues.gpu if q.uid in users)
+
+    def _was_capped(self, queue: UserQueue) -> bool:
+        """True if a job of the list may have come later than it would in a second pass.
+
+        Only jobs with some age can: without any they are in the order of the list.
+        """
+        started, cap = {start.job_id for start in self.starts}, NEVER_S
+        for job in queue.jobs[: queue.aged_to]:
+            own = self.merge.own_priority(job, 0.0)
+            is_started = job.job_id in started
+            if own > cap and not is_started:
+                return True
+            if is_started or queue.uid in self.rooms:
+                cap = min(cap, own)
+        return False
+
+    @property
+    def expected(self) -> Host:
+        """The host with expected ends; made when it is asked for."""
+        if self._expected is None:
+            self._expected = Host(self.snapshot, self.policy, expected=True)
+            for uuid, load in self.seats:
+                self._expected.add(self._expected.by_uuid[uuid], load)
+        return self._expected
 
     # -- order ---------------------------------------------------------------------------------
 
@@ -190,29 +206,36 @@ class _Pass:
         fitting = self.host.fitting(need)
         chosen = select_freely(need, fitting)
         if chosen is not None:
+            self._count(entry)
             self._note(entry, None)
-            self._start(job, need, chosen)
+            self._start(job, need, chosen, Rule.PROMISED)
             self._holder_started(promise)
             return True
         found = shadow(self.host, need)
         if found is None:
             self._end_promise(PromiseOutcome.LOST, self._blame(job, promise))
             return False
+        self._count(entry)
         self.failures.add(need, NOW)
         if found.at_s > promise.start_by_s and self.host.awaits_sample:
             # The last sample counts for nothing where a job has ended since: what it shows there
             # may be that job's, and nobody may gain by a delay that the next sample takes back.
-            closed_at_s = max(promise.start_by_s, self.now_s)
-            self._become_head(entry, need, found, len(fitting), closed_at_s)
+            if promise.start_by_s < self.now_s and promise.delayed_by is None:
+                self.promise = replace(promise, delayed_by=self._blame(job, promise))
+            closed = Shadow(max(promise.start_by_s, self.now_s), found.groups)
+            self._become_head(entry, need, closed, is_closed=True)
             return True
-        self._become_head(entry, need, found, len(fitting))
         is_earlier = found.at_s < promise.start_by_s
         self.promise = promises.carried_on(
             promise,
             found.at_s,
+            self.now_s + promises.slack_s(self.policy),
             lambda: self._blame(job, promise),
-            planned=not is_earlier or self._can_be_promised(job, need, found.at_s),
+            planned=not is_earlier or self._can_be_promised(need, found.at_s),
         )
+        if found.at_s < self.promise.start_by_s:
+            found = shadow(self.host, need, self.promise.start_by_s) or found
+        self._become_head(entry, need, found)
         return True
 
     def _walk(self, merge: Merge) -> None:
@@ -221,7 +244,7 @@ class _Pass:
             if not self._could_start(merge.whole_gpus_min, merge.shared_bytes_min):
                 return
         while (entry := merge.pop()) is not None:
-            self.examined += 1
+            self._count(entry)
             if self.blocked_by is not None:
                 self._note(entry, reasons.strict(self.blocked_by))
             elif not self.passes_over or not self._fails_again(entry.job):
@@ -232,20 +255,44 @@ class _Pass:
                 if self.hold is not None and not self.passes_over:
                     self._pass_over(merge)
 
+    def _count(self, entry: Entry) -> None:
+        self.examined += 1
+        if len(self.first) < FIRST_JOBS:
+            self.first.append((entry.job.job_id, -entry.minus_priority))
+
     def _pass_over(self, merge: Merge) -> None:
         """Skip what fails in any case."""
         self.passes_over = True
         merge.pass_over(self._fails_again, self._all_fail)
 
     def _all_fail(self, queue: UserQueue) -> bool:
-        """True if nothing is lost when the list is not looked at, as in _fails_again."""
-        if self._could_start(queue.whole_gpus_min, queue.shared_bytes_min):
+        """True if no job in the list could start or become the head."""
+        if not self._could_start(queue.whole_gpus_min, queue.shared_bytes_min):
+            return True
+        if self.hold is None:
             return False
-        return self._keeps_none() or self._horizon_now().knows_all(queue)
+        uid = queue.uid
+        if queue.shapes is not None:
+            levels = ((r, self._level(uid, r, key)) for r, key in queue.shapes)
+        elif queue.requests is not None:
+            # By guesses each key has an end of its own: with all of them fails who fails at once.
+            levels = ((r, NOW if self.guesses else self._level(uid, r, "")) for r in queue.requests)
+        else:
+            return False
+        return all(self._fails(uid, request, level) for request, level in levels)
 
-    def _keeps_none(self) -> bool:
-        """No GPUs are kept for a further job: the first that waits for one without limit has."""
-        return bool(self.kept) or not self.host.unlimited
+    def _fails(self, uid: int, request: Request, level: int) -> bool:
+        """Whether no job of that kind could start behind the head."""
+        room = self._room_of(uid)
+        if room is not None and (request.gpus > room[0] or room[1] < 1):
+            return True
+        need = self.host.need(request, uid)
+        if self.failures.covers(need, level):
+            return True
+        if self._select(need, level) is not None:
+            return False
+        self._failed(need, level)
+        return True
 
     def _hopeless(self, entry: Entry, merge: Merge) -> bool:
         """True when no further job can start; drops a list in which none can."""
@@ -276,67 +323,86 @@ class _Pass:
         return any(could_take(*ask) for ask in asks for could_take in could)
 
     def _fails_again(self, job: Waiting) -> bool:
-        """True if nothing is lost when the job is not looked at: it fails, and that is all.
-
-        (By a job without limit that starts later in this pass its start may become unknown; the
-        next pass, which follows at once, sees that.)
-        """
+        """True if nothing is lost when the job is not looked at: it fails, and that is all."""
         request, vram = job.request, job.request.vram_bytes
         size = None if vram is None else vram + self.policy.margin_bytes
-        if self.host.could_take(request.gpus, size):
-            end_s = end_if_decided_s(self.now_s, request.time_limit_s, self.policy)
-            if size is not None or request.gpus < self.failures.whole_gpus[self._level(end_s)]:
-                return False
-        return self._keeps_none() or self._horizon_now().known(request, job.uid)
-
-    def _horizon_now(self) -> HorizonView:
-        if self.view_starts != len(self.starts):
-            self.view_starts = len(self.starts)
-            self.view = HorizonView(self._horizon(), self.policy)
-        return self.view
+        if not self.host.could_take(request.gpus, size):
+            return True
+        level = self._level(job.uid, request, job.length_key)
+        if size is None and request.gpus >= self.failures.whole_gpus[level]:
+            return True
+        return self.failures.covers(self.host.need(request, job.uid), level)
 
     # -- one job -------------------------------------------------------------------------------
 
     def _examine(self, entry: Entry) -> None:
         job = entry.job
-        if self._over_limit(entry):
+        if self._over_limit(entry, self._room_of(job.uid)):
             return
         need = self.host.need(job.request, job.uid)
-        end_s = end_if_decided_s(self.now_s, job.request.time_limit_s, self.policy)
-        level = self._level(end_s)
-        if self.failures.covers(need, level):
-            self._waits(entry, need, level)
-            return
-        fitting = self.host.fitting(need)
-        if level == WITHOUT_LIMIT:
-            fitting = [slot for slot in fitting if slot.position not in self.kept]
-        chosen = self._select(need, fitting, level)
-        if chosen is not None:
-            self._note(entry, None)
-            self._start(job, need, chosen)
-            return
-        if level > NOW and select_freely(need, self.host.fitting(need)) is None:
-            level = NOW
-        self.failures.add(need, level)
+        level = self._level(job.uid, job.request, job.length_key)
+        if not self.failures.covers(need, level):
+            chosen = self._select(need, level)
+            if chosen is not None:
+                self._note(entry, None)
+                self._start(job, need, chosen, self._rule(level))
+                return
+            level = self._failed(need, level)
         self._waits(entry, need, level)
 
-    def _level(self, end_s: float) -> int:
-        """What kind of permission a job with that planned end needs."""
-        if end_s == NEVER_S and self.kept:
-            return WITHOUT_LIMIT
-        return PAST_T if self.hold is not None and end_s > self.hold.at_s else NOW
+    def _rule(self, level: int) -> Rule:
+        if self.hold is None:
+            return Rule.FIRST
+        return Rule.SPARE if level > NOW else Rule.GAP
 
-    def _select(self, need: Need, fitting: Sequence[Slot], level: int) -> list[Slot] | None:
+    def _failed(self, need: Need, level: int) -> int:
+        """Remember that such a request failed; at which level it does."""
+        if level > NOW and select_freely(need, self._fitting(need)) is None:
+            level = NOW
+        self.failures.add(need, level)
+        return level
+
+    def _level(self, uid: int, request: Request, length_key: str) -> int:
+        """What kind of permission a job needs, by its end of the hold's kind."""
+        if self.hold is None:
+            return NOW
+        length_s = request.time_limit_s
+        if self.guesses:
+            length_s = self._expected_s(uid, request, length_key)
+        end_s = end_if_decided_s(self.now_s, length_s, self.policy)
+        return PAST_HOLD if end_s > self.hold.at_s else NOW
+
+    def _expected_s(self, uid: int, request: Request, length_key: str) -> float:
+        return expected(self.snapshot.lengths, uid, length_key, request, self.policy).length_s
+
+    def _fitting(self, need: Need) -> Sequence[Slot]:
+        """GPUs on which the request could sit this moment, the closed ones apart."""
+        fitting = self.host.fitting(need)
+        if not self.closed:
+            return fitting
+        return [slot for slot in fitting if slot.position not in self.closed]
+
+    def _select(self, need: Need, level: int) -> list[Slot] | None:
+        fitting = self._fitting(need)
+        if self.policy.backfill is Backfill.BEFORE_RESERVATION and (self.closed or level > NOW):
+            return None
         if level == NOW or self.hold is None:
             return select_freely(need, fitting)
-        if self.policy.backfill is Backfill.BEFORE_RESERVATION:
-            return None
         return self.hold.select(need, fitting)
 
-    def _over_limit(self, entry: Entry) -> bool:
-        room = self.rooms.get(entry.job.uid)
+    def _room_of(self, uid: int) -> tuple[float, float] | None:
+        """What is left of a user's limit: a reservation counts as taken. None: no limit."""
+        room, hold = self.rooms.get(uid), self.hold
+        if room is None or hold is None or hold.head.uid != uid:
+            return room
+        if self.promise is not None and self.promise.job_id == hold.head.job_id:
+            return room  # it is in there already
+        return room[0] - hold.need.gpus, room[1] - 1
+
+    def _over_limit(self, entry: Entry, room: tuple[float, float] | None) -> bool:
         if room is None or (entry.job.request.gpus <= room[0] and room[1] >= 1):
             return False
+        self.over_limits += 1
         self._note(entry, self._why_over_limit(entry.job, room))
         return True
 
@@ -348,75 +414,97 @@ class _Pass:
             if eligible < need.gpus:
                 return reasons.unavailable(need, eligible, self.snapshot.gpus, ())
         limit = self.snapshot.standings[job.uid].limit
-        return reasons.user_limit(need.gpus, room, limit)
+        hold = self.hold
+        kept_for = hold.head.job_id if hold is not None and hold.head.uid == job.uid else None
+        return reasons.user_limit(need.gpus, room, limit, kept_for)
 
     def _waits(self, entry: Entry, need: Need, level: int) -> None:
         """The job does not start in this pass: it becomes the head, or it is told why it waits."""
-        if self.hold is None:
-            limit_s = entry.job.request.time_limit_s
-            barred = self.kept if limit_s is None else frozenset()
-            found = None if need in self.why else shadow(self.host, need, barred)
-            if found is not None:
-                self._becomes_first(entry, need, found)
-            elif barred and need not in self.why and shadow(self.host, need) is not None:
-                self.unknown.add(entry.job.job_id)
-                self._note(entry, reasons.kept(need, self.kept_for))
-            else:
-                self._is_unknown(entry, need)
-        elif self._may_be_unknown(need.gpus) and (
-            need in self.why or shadow(self.host, need) is None
-        ):
+        if not self.horizon.known(entry.job.request, entry.job.uid):
             self._is_unknown(entry, need)
+        elif self.hold is None:
+            self._becomes_first(entry, need)
         elif self.examined <= self.explain or (level > NOW and self.explain >= 0):
             self._explain(entry, need, level)
 
-    def _may_be_unknown(self, gpus: int) -> bool:
-        """A cheap test: with everything in service and ending, every shadow time is known."""
-        if self.explain < 0 and self.kept:
-            return False
-        in_service = len(self.host.slots)
-        return self.host.lasting or in_service < len(self.snapshot.gpus) or gpus > in_service
-
-    def _becomes_first(self, entry: Entry, need: Need, found: Shadow) -> None:
+    def _becomes_first(self, entry: Entry, need: Need) -> None:
+        found = shadow(self.host, need)
+        guesses = found is None
+        if found is None:
+            found = shadow(self.expected, need)
+        assert found is not None, "the horizon knows what is expected to end"
         if self.policy.backfill is Backfill.OFF:
             self.blocked_by = entry.job.job_id
-        free = len(self.host.fitting(need)) if self.explain >= 0 else 0
-        self._become_head(entry, need, found, free)
+        self._become_head(entry, need, found, guesses=guesses)
 
     def _become_head(
-        self, entry: Entry, need: Need, found: Shadow, free: int, closed_at_s: float | None = None
+        self,
+        entry: Entry,
+        need: Need,
+        found: Shadow,
+        *,
+        guesses: bool = False,
+        is_closed: bool = False,
     ) -> None:
-        """`closed_at_s`: nothing may run past that time at all."""
-        hold = Hold(self.host, entry.job, need, found, closed_at_s)
+        """`guesses`: by expected ends. `is_closed`: nothing may run past that time at all."""
+        job, host = entry.job, self.expected if guesses else self.host
+        hold = Hold(host, job, need, found, is_closed=is_closed)
         if self.explain >= 0:
-            reason = reasons.resources(self.host, need, free, found.at_s, hold.shown())
-            self._note(entry, reason)
-        if self.policy.backfill is not Backfill.OFF:
-            self.hold = hold
-            self.hope.clear()
+            free = len(self.host.fitting(need))
+            why = reasons.resources(self.host, need, free, found.at_s, hold.shown())
+            self._note(entry, reasons.unplanned(why, self._unlimited(hold)) if guesses else why)
+        if self.policy.backfill is Backfill.OFF:
+            return
+        first = self._first_as_head(job, need)
+        self.hold, self.guesses = hold, guesses
+        if guesses and self.now_s >= patience.ends_at_s(first, self.policy):
+            self.closed = patience.closed_for(self.expected, need)
+        self.hope.clear()
+
+    def _unlimited(self, hold: Hold) -> list[JobId]:
+        """The jobs without limit on the GPUs that are shown as its future ones."""
+        slots = (self.host.by_uuid[slot.gpu.uuid] for slot in hold.shown())
+        loads = (load for slot in slots for load in slot.loads)
+        return sorted({load.job_id for load in loads if load.end_s == NEVER_S and not load.stuck})
+
+    def _first_as_head(self, job: Waiting, need: Need) -> FirstHead:
+        if job.first_head is not None:
+            return job.first_head
+        found = shadow(self.expected, need)
+        expected_at_s = self.now_s if found is None else found.at_s
+        first = self.first_heads[job.job_id] = FirstHead(self.now_s, expected_at_s)
+        return first
 
     def _is_unknown(self, entry: Entry, need: Need) -> None:
         self.unknown.add(entry.job.job_id)
+        if self.explain < 0:
+            return
         if need not in self.why:
-            self.why[need] = why_unknown(self.host, need, self.snapshot.gpus)
-        reason, kept = self.why[need]
-        self._note(entry, reason)
-        if kept and not self.kept:
-            self.kept = frozenset(slot.position for slot in kept)
-            self.kept_for = entry.job.job_id
+            self.why[need] = why_unknown(self.expected, need, self.snapshot.gpus)
+        self._note(entry, self.why[need])
 
     def _explain(self, entry: Entry, need: Need, level: int) -> None:
         assert self.hold is not None
-        free = len(self.host.fitting(need))
-        if level == WITHOUT_LIMIT:
-            self._note(entry, reasons.kept(need, self.kept_for))
-            return
-        if level == NOW or free < need.gpus:
+        hold, job = self.hold, entry.job
+        fitting = self.host.fitting(need)
+        free = len(fitting)
+        if select_freely(need, fitting) is None:
             self._note(entry, self._lacks_gpus(need, free))
-            return
-        hold, limit_s = self.hold, entry.job.request.time_limit_s
-        head = hold.head.job_id
-        self._note(entry, reasons.reserved(need, free, limit_s, head, hold.at_s, hold.spare))
+        elif level == NOW and self.closed:
+            head = hold.head.job_id
+            first = self._first_of(hold.head)
+            self._note(entry, reasons.closed(need, free, head, first, self.now_s))
+        else:
+            length_s = job.request.time_limit_s
+            if self.guesses:
+                length_s = self._expected_s(job.uid, job.request, job.length_key)
+            head = hold.head.job_id
+            self._note(
+                entry,
+                reasons.reserved(
+                    need, free, length_s, head, hold.at_s, hold.spare, guesses=self.guesses
+                ),
+            )
 
     def _lacks_gpus(self, need: Need, free: int) -> Reason:
         """Too few are free, and who has those that are planned to be free first."""
@@ -436,27 +524,61 @@ class _Pass:
             self.reasons[job_id] = reason
         self.priorities[job_id] = entry.parts
 
-    def _start(self, job: Waiting, need: Need, slots: list[Slot]) -> None:
-        end_s = end_if_decided_s(self.now_s, job.request.time_limit_s, self.policy)
-        if self.hold is not None and end_s > self.hold.at_s:
+    def _start(self, job: Waiting, need: Need, slots: list[Slot], rule: Rule) -> None:
+        if self._level(job.uid, job.request, job.length_key) > NOW:
+            assert self.hold is not None
             self.hold.commit(need, slots)
-        alone = need.whole or need.exclusive
         grants = []
         for slot in slots:
             held = slot.gpu.capacity_bytes if need.whole else need.bytes
-            load = Load(end_s, held, alone, job.uid, job.job_id, self.now_s, False)
-            self.host.add(slot, load)
             grants.append(Grant(slot.gpu.uuid, held, held))
+        start = self._start_of(job, tuple(grants), rule, self.examined)
+        if self.hold is not None:
+            start = replace(start, head=(self.hold.head.job_id, self.hold.at_s))
+        self._book(
+            replace(
+                start,
+                over_limits=self.over_limits,
+                without_end=len(self.unknown),
+                guessed=self.guesses,
+            )
+        )
+        self._sit(start, alone=need.whole or need.exclusive)
         self.hope.clear()
         self.lacks.clear()
-        self._book(job, tuple(grants), need.whole, end_s)
 
-    def _book(self, job: Waiting, grants: tuple[Grant, ...], whole: bool, end_s: float) -> None:
-        room = self.rooms.get(job.uid)
-        held = self.promise is not None and self.promise.job_id == job.job_id
+    def _start_of(self, job: Waiting, grants: tuple[Grant, ...], rule: Rule, rank: int) -> Start:
+        return Start(
+            job_id=job.job_id,
+            uid=job.uid,
+            grants=grants,
+            whole=bool(grants) and job.request.whole,
+            exclusive=job.request.exclusive,
+            planned_end_s=end_if_decided_s(self.now_s, job.request.time_limit_s, self.policy),
+            expected_s=self._expected_s(job.uid, job.request, job.length_key),
+            rule=rule,
+            rank=rank,
+            first_head=job.first_head,
+        )
+
+    def _sit(self, start: Start, *, alone: bool) -> None:
+        """From now on it is there, until its planned end or, on the other host, its expected."""
+        expected_end_s = end_if_decided_s(self.now_s, start.expected_s, self.policy)
+        for grant in start.grants:
+            uuid, end_s = grant.uuid, start.planned_end_s
+            load = Load(end_s, grant.held_bytes, alone, start.uid, start.job_id, self.now_s, False)
+            self.host.add(self.host.by_uuid[uuid], load)
+            load = load._replace(end_s=min(expected_end_s, end_s))
+            self.seats.append((uuid, load))
+            if self._expected is not None:
+                self._expected.add(self._expected.by_uuid[uuid], load)
+
+    def _book(self, start: Start) -> None:
+        room = self.rooms.get(start.uid)
+        held = self.promise is not None and self.promise.job_id == start.job_id
         if room is not None and not held:
-            self.rooms[job.uid] = (room[0] - len(grants), room[1] - 1)
-        self.starts.append(Start(job.job_id, job.uid, grants, whole, job.request.exclusive, end_s))
+            self.rooms[start.uid] = (room[0] - len(start.grants), room[1] - 1)
+        self.starts.append(start)
 
     # -- CPU-only jobs -------------------------------------------------------------------------
 
@@ -469,16 +591,16 @@ class _Pass:
         merge.close()
 
     def _walk_cpu(self, merge: Merge, taken: int) -> None:
-        explained = 0
+        explained = rank = 0
         while (entry := merge.pop()) is not None:
-            if self._over_limit(entry):
+            rank += 1
+            # No reservation of GPUs counts here: such a job never waits for any.
+            if self._over_limit(entry, self.rooms.get(entry.job.uid)):
                 continue
             if taken < self.policy.max_cpu_jobs:
                 taken += 1
                 self._note(entry, None)
-                limit_s = entry.job.request.time_limit_s
-                end_s = end_if_decided_s(self.now_s, limit_s, self.policy)
-                self._book(entry.job, (), False, end_s)
+                self._book(self._start_of(entry.job, (), Rule.SLOT, rank))
                 continue
             self._note(entry, reasons.cpu_slots(taken, self.policy.max_cpu_jobs))
             explained += 1
@@ -488,12 +610,11 @@ class _Pass:
     # -- promise and reservation ---------------------------------------------------------------
 
     def _blame(self, job: Waiting, promise: Promise) -> PromiseException:
-        return promises.blame(self.snapshot, self.policy, job.request, job.uid, promise.start_by_s)
+        return promises.blame(self.snapshot, self.policy, job.request, job.uid, promise)
 
-    def _can_be_promised(self, job: Waiting, need: Need, at_s: float) -> bool:
+    def _can_be_promised(self, need: Need, at_s: float) -> bool:
         """Planned, by jobs that have to end; not by strangers who may leave."""
-        barred = self.kept if job.request.time_limit_s is None else frozenset()
-        return self.host.is_planned(at_s) and is_sure(self.host, need, at_s, barred)
+        return self.host.is_planned(at_s) and is_sure(self.host, need, at_s)
 
     def _holder_started(self, promise: Promise) -> None:
         if self.now_s <= promise.start_by_s:
@@ -515,8 +636,9 @@ class _Pass:
         job, before = hold.head, self.snapshot.reservation
         if (
             self.promise is None
+            and not self.guesses
             and promises.becomes_promise(job, hold.at_s, self.now_s, self.policy)
-            and self._can_be_promised(job, hold.need, hold.at_s)
+            and self._can_be_promised(hold.need, hold.at_s)
         ):
             self.promise = Promise(job.job_id, self.now_s, hold.at_s)
         same = before is not None and before.job_id == job.job_id
@@ -527,7 +649,15 @@ class _Pass:
             promised=self.promise is not None and self.promise.job_id == job.job_id,
             gpus=self._uuids(hold.shown()) if self.explain >= 0 else (),
             spare=hold.spare,
+            guessed=self.guesses,
+            patient_until_s=self._patient_until_s(job) if self.guesses else None,
         )
+
+    def _patient_until_s(self, head: Waiting) -> float:
+        return patience.ends_at_s(self._first_of(head), self.policy)
+
+    def _first_of(self, head: Waiting) -> FirstHead:
+        return head.first_head or self.first_heads[head.job_id]
 
     # -- the rest of the plan ------------------------------------------------------------------
 
@@ -555,8 +685,11 @@ class _Pass:
         if reservation is not None:
             assert self.hold is not None
             times.append(reservation.start_s)
+            if reservation.patient_until_s is not None:
+                times += [self.expected.next_change_s, reservation.patient_until_s]
             if not reservation.promised:
                 times.append(self.now_s + self.policy.rerank_s)
+            if not reservation.promised and not reservation.guessed:
                 due_s = promises.becomes_promise_at_s(
                     self.hold.head, reservation.start_s, self.now_s, self.policy
                 )

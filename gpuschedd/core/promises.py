@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from gpuschedd.core.horizon import promised_job
 from gpuschedd.core.model import (
@@ -32,6 +33,11 @@ from gpuschedd.core.timeline import Host, decided_end_s, is_stuck
 def sticks(policy: Policy) -> bool:
     """True where reservations can become promises at all."""
     return policy.backfill is not Backfill.OFF and policy.promise_within_s > 0
+
+
+def slack_s(policy: Policy) -> float:
+    """How near a promise follows early ends; by order of arrival all the way, as in plain EASY."""
+    return 0.0 if policy.order is Order.FCFS else policy.promise_slack_s
 
 
 def becomes_promise(job: Waiting, at_s: float, now_s: float, policy: Policy) -> bool:
@@ -63,34 +69,45 @@ def _age_outweighs(job: Waiting, now_s: float, policy: Policy) -> bool:
 
 
 def carried_on(
-    promise: Promise, at_s: float, blame: Callable[[], PromiseException], *, planned: bool
+    promise: Promise,
+    at_s: float,
+    earliest_s: float,
+    blame: Callable[[], PromiseException],
+    *,
+    planned: bool,
 ) -> Promise:
     """The live promise after a pass in which its holder's shadow time is at_s.
 
-    Not `planned`: at_s is only a floor, so it makes the promise no earlier.
+    Not `planned`: at_s is only a floor, so it makes the promise no earlier. Nothing makes it
+    earlier than `earliest_s`: what early ends free before that is for others.
     """
-    start_by_s = min(promise.start_by_s, at_s) if planned else promise.start_by_s
+    start_by_s = promise.start_by_s
+    if planned:
+        start_by_s = min(start_by_s, max(at_s, earliest_s))
     late = at_s > start_by_s
     delayed_by = (promise.delayed_by or blame()) if late else None
     return replace(promise, start_by_s=start_by_s, delayed_by=delayed_by)
 
 
 def blame(
-    snapshot: Snapshot, policy: Policy, request: Request, uid: int, start_by_s: float
+    snapshot: Snapshot, policy: Policy, request: Request, uid: int, promise: Promise
 ) -> PromiseException:
     """The first kind of disturbance without which the holder could still start in time.
 
     If no single one suffices: the first that makes a difference; if none does, an admin's change.
     """
-    by_s = max(start_by_s, snapshot.now_s)
+    by_s = max(promise.start_by_s, snapshot.now_s)
+    kinds = ((kind, _undone_since(kind, undo, promise)) for kind, undo in _UNDO)
+    # What was there when it was promised was counted then, and is thought of last.
+    undos = (*kinds, (PromiseException.FOREIGN_MEMORY, _no_foreign))
     first: PromiseException | None = None
     undone, before_s = snapshot, _at_s(snapshot, policy, request, uid)
     if before_s <= by_s:
         return PromiseException.LATE_END  # its GPUs are planned to be free; a job is overdue
-    for exception, undo in _UNDO:
+    for exception, undo in undos:
         if _at_s(undo(snapshot, policy), policy, request, uid) <= by_s:
             return exception
-    for exception, undo in _UNDO:
+    for exception, undo in undos:
         undone = undo(undone, policy)
         if first is None and _at_s(undone, policy, request, uid) < before_s:
             first = exception
@@ -124,9 +141,21 @@ def _in_service(state: GpuState) -> _Undo:
     return undo
 
 
-def _no_foreign(snapshot: Snapshot, _policy: Policy) -> Snapshot:
-    gpus = tuple(replace(gpu, foreign_bytes=0, whole_idle=True) for gpu in snapshot.gpus)
+def _no_foreign(snapshot: Snapshot, _policy: Policy, since_s: float | None = None) -> Snapshot:
+    """`since_s`: none that began later."""
+    gpus = tuple(
+        replace(gpu, foreign_bytes=0, whole_idle=True)
+        if since_s is None or (gpu.foreign_since_s or 0.0) > since_s
+        else gpu
+        for gpu in snapshot.gpus
+    )
     return replace(snapshot, gpus=gpus)
+
+
+def _undone_since(kind: PromiseException, undo: _Undo, promise: Promise) -> _Undo:
+    if kind is not PromiseException.FOREIGN_MEMORY:
+        return undo
+    return partial(_no_foreign, since_s=promise.promised_at_s)
 
 
 def _jobs(change: Callable[[RunningJob, float, Policy], RunningJob | None]) -> _Undo:

@@ -9,22 +9,37 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import TypeVar
 
 from gpusched_client.terms import JobId
 from gpuschedd.core.horizon import HorizonView
-from gpuschedd.core.model import Horizon, Order, Policy, QueueView, UserQueue, Waiting
+from gpuschedd.core.model import (
+    FirstHead,
+    Horizon,
+    Order,
+    Policy,
+    QueueView,
+    Request,
+    Shape,
+    UserQueue,
+    Waiting,
+)
 
+T = TypeVar("T", int, Request, Shape)
 _Key = tuple[float, float, JobId]
 
 
+SHAPES_MAX = 32  # of a list with more distinct requests each job is looked at
 FRONT_STEP_S = 1e-3  # so much earlier than the first stands who is put before it
 
 
 def rested(waiting: Waiting, now_s: float) -> Waiting:
     """The job with its age reset: after a hold, an edit, a begin time or a dependency."""
-    return replace(waiting, eligible_since_s=now_s, age_gained_s=0.0, window_since_s=None)
+    return replace(
+        waiting, eligible_since_s=now_s, age_gained_s=0.0, window_since_s=None, first_head=None
+    )
 
 
 def age_s(waiting: Waiting, now_s: float) -> float:
@@ -45,8 +60,8 @@ class _Own:
     """One user's list. `keys` is sorted; `window` holds the keys inside the window, in order."""
 
     __slots__ = (
-        *("aged", "gpus", "jobs", "keys", "shared", "uid", "user", "view", "whole", "window"),
-        "wishing",
+        *("aged", "gpus", "jobs", "keys", "requests", "shapes", "shared", "uid", "user", "view"),
+        *("whole", "window", "wishing"),
     )
 
     def __init__(self, uid: int, user: str) -> None:
@@ -60,6 +75,8 @@ class _Own:
         self.shared: dict[int, int] = {}  # bytes asked -> how many shared jobs ask them
         self.gpus: dict[int, int] = {}  # GPUs asked -> how many jobs of any kind ask them
         self.wishing = 0  # jobs with a further wish
+        self.shapes: dict[Shape, int] = {}  # how many jobs have each
+        self.requests: dict[Request, int] = {}  # likewise
         self.view: UserQueue | None = None
 
     def put(self, key: _Key, waiting: Waiting) -> None:
@@ -90,6 +107,8 @@ class _Own:
         vram = request.vram_bytes
         _tally(self.gpus, request.gpus, by)
         self.wishing += by * request.wishes
+        _tally(self.shapes, Shape(request, waiting.length_key), by)
+        _tally(self.requests, request, by)
         if vram is None:
             _tally(self.whole, request.gpus, by)
         else:
@@ -107,11 +126,17 @@ class _Own:
                 gpus_max=None if self.wishing else max(self.gpus, default=0),
                 bytes_max=None if self.wishing else max(self.shared, default=0),
                 aged_to=bisect_left(self.keys, max(self.aged)) + 1 if self.aged else 0,
+                shapes=_if_few(self.shapes),
+                requests=_if_few(self.requests),
             )
         return self.view
 
 
-def _tally(counts: dict[int, int], ask: int, by: int) -> None:
+def _if_few(counts: dict[T, int]) -> frozenset[T] | None:
+    return frozenset(counts) if len(counts) <= SHAPES_MAX else None
+
+
+def _tally(counts: dict[T, int], ask: T, by: int) -> None:
     left = counts.get(ask, 0) + by
     if left:
         counts[ask] = left
@@ -226,6 +251,15 @@ class Queues:
         changed: dict[_Key, Waiting] = {}
         for _uid, own in sorted(self._gpu.items()):
             self._rebuild(own, now_s, changed)
+        return tuple(changed.values())
+
+    def note_heads(self, firsts: Mapping[JobId, FirstHead]) -> tuple[Waiting, ...]:
+        """Keep when these became head for the first time: a Plan's `first_heads`."""
+        changed: dict[_Key, Waiting] = {}
+        for job_id in firsts:
+            if (found := self._keys.get(job_id)) is not None:
+                own, key = found
+                self._store(own, key, replace(own.jobs[key], first_head=firsts[job_id]), changed)
         return tuple(changed.values())
 
     def view(self) -> QueueView:

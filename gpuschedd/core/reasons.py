@@ -7,11 +7,12 @@ Owns the wording. Decides nothing: it is told what the pass found. No sentence h
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from gpusched_client.terms import JobId, PendingReason
 from gpusched_client.units import bytes_apart, bytes_text, duration_about
 from gpuschedd.core.links import largest_set
-from gpuschedd.core.model import Gpu, GpuState, Reason, UserLimit
+from gpuschedd.core.model import FirstHead, Gpu, GpuState, Reason, UserLimit
 from gpuschedd.core.timeline import Host, Need, Slot
 
 NAMED_MAX = 8
@@ -83,10 +84,21 @@ def resources(
 
 
 def reserved(
-    need: Need, free: int, limit_s: float | None, head: JobId, head_at_s: float, spare: int
+    need: Need,
+    free: int,
+    length_s: float | None,
+    head: JobId,
+    head_at_s: float,
+    spare: int,
+    *,
+    guesses: bool,
 ) -> Reason:
-    """It would fit now, but would delay the head job."""
-    runs = "has no time limit" if limit_s is None else f"may run {duration_about(limit_s)}"
+    """It would fit now, but would delay the head job.
+
+    `length_s`: its limit; where the hold `guesses`, how long it is expected to run.
+    """
+    may = "is expected to" if guesses else "may"
+    runs = "has no time limit" if length_s is None else f"{may} run {duration_about(length_s)}"
     text = (
         f"{plural(free, 'GPU')} could take it now, but it {runs}, past the expected start of "
         f"job {head}, which would then be delayed (spare GPUs: {spare})"
@@ -101,35 +113,50 @@ def strict(head: JobId) -> Reason:
     return Reason(PendingReason.PRIORITY, text, {}, (head,))
 
 
-def user_limit(need_gpus: int, room: tuple[float, float], limit: UserLimit) -> Reason:
-    """Over its user's limit; `room` is what that leaves, a promised job counted as running."""
+def user_limit(
+    need_gpus: int, room: tuple[float, float], limit: UserLimit, kept_for: JobId | None = None
+) -> Reason:
+    """Over its user's limit; `room` is what that leaves, a promised job counted as running.
+
+    `kept_for`: the user's own job for which GPUs are kept, counted as well.
+    """
     gpus, jobs = max(0.0, room[0]), max(0.0, room[1])
+    counted = "" if kept_for is None else f", job {kept_for} counted, for which GPUs are kept"
+    named = () if kept_for is None else (kept_for,)
     if jobs < 1 and limit.max_jobs is not None:
-        text = f"its user's limit of {plural(limit.max_jobs, 'running job')} is reached"
+        text = f"its user's limit of {plural(limit.max_jobs, 'running job')} is reached{counted}"
         numbers = {"jobs_left": jobs, "max_jobs": limit.max_jobs}
-        return Reason(PendingReason.USER_LIMIT, text, numbers)
+        return Reason(PendingReason.USER_LIMIT, text, numbers, named)
     assert limit.max_gpus is not None
     needs = f"needs {plural(need_gpus, 'GPU')}"
-    text = f"{needs}; its user's limit of {limit.max_gpus} leaves {gpus:.0f}"
+    text = f"{needs}; its user's limit of {limit.max_gpus} leaves {gpus:.0f}{counted}"
     if need_gpus > limit.max_gpus:
         text = f"{needs}; its user's limit is {limit.max_gpus}: it waits until an admin raises that"
     numbers = {"gpus": need_gpus, "gpus_left": gpus, "max_gpus": limit.max_gpus}
-    return Reason(PendingReason.USER_LIMIT, text, numbers)
+    return Reason(PendingReason.USER_LIMIT, text, numbers, named)
 
 
-def unlimited(need: Need, jobs: Sequence[JobId]) -> Reason:
-    """Jobs without limit are in the way, so nobody knows when it starts."""
-    text = f"needs {asks(need)}; waits for {named(jobs)} without a time limit"
-    return Reason(PendingReason.UNLIMITED_JOB, text, {"gpus": need.gpus}, tuple(jobs))
+def unplanned(lack: Reason, jobs: Sequence[JobId]) -> Reason:
+    """Too few GPUs are free, as `lack` says, and on those it will get are jobs without limit."""
+    text = f"{lack.text}; no planned end: {named(jobs)} {'has' if len(jobs) == 1 else 'have'}"
+    return replace(lack, code=PendingReason.UNLIMITED_JOB, text=f"{text} no limit")
 
 
-def kept(need: Need, for_job: JobId) -> Reason:
-    """It has no limit, and the free GPUs are kept for a job that waits for one without limit."""
+def closed(need: Need, free: int, head: JobId, first: FirstHead, now_s: float) -> Reason:
+    """It would fit now, on GPUs that are closed for a head whose patience is over."""
+    since, late = (duration_about(now_s - at_s) for at_s in (first.since_s, first.expected_at_s))
     text = (
-        f"needs {asks(need)} and has no time limit; the GPUs that could take it are kept for "
-        f"job {for_job}, which waits for a job without a time limit"
+        f"{plural(free, 'GPU')} could take it now, but job {head} has been first for {since}, "
+        f"{late} beyond the start that was expected for it: nothing behind it starts on the GPUs "
+        "that it is to get"
     )
-    return Reason(PendingReason.RESERVED, text, {"gpus": need.gpus}, (for_job,))
+    numbers = {
+        "gpus": need.gpus,
+        "free_gpus": free,
+        "head_since_at_s": first.since_s,
+        "head_expected_at_s": first.expected_at_s,
+    }
+    return Reason(PendingReason.RESERVED, text, numbers, (head,))
 
 
 def _is_in_the_way(slot: Slot, need: Need) -> bool:

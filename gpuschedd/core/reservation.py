@@ -21,7 +21,7 @@ shared by memory, so that "useful" is a question of room and not of emptiness, i
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from gpuschedd.core.links import linked_sets
@@ -44,17 +44,15 @@ def groups_of(slots: Sequence[Slot], need: Need) -> list[list[Slot]]:
     return [[slots[at] for at in places] for places in linked_sets(slot.gpu for slot in slots)]
 
 
-def shadow(host: Host, need: Need, barred: Container[int] = ()) -> Shadow | None:
-    """The earliest planned end at which enough GPUs are useful; None when there is no such time.
+def shadow(host: Host, need: Need, not_before_s: float = 0.0) -> Shadow | None:
+    """The earliest end from `not_before_s` on at which enough GPUs are useful; None: there is none.
 
-    `barred`: positions that the request may not use at all.
+    By the ends of the host: planned ones give T, expected ones X.
     """
     groups = groups_of(host.eligible(need), need)
-    if barred:
-        groups = [[slot for slot in group if slot.position not in barred] for group in groups]
     times = [host.free_times_s(group, need) for group in groups]
     enough = [sorted(free_s)[need.gpus - 1] for free_s in times if len(free_s) >= need.gpus]
-    at_s = min(enough, default=NEVER_S)
+    at_s = max(min(enough, default=NEVER_S), not_before_s)
     if at_s == NEVER_S:
         return None
     useful = [
@@ -64,12 +62,12 @@ def shadow(host: Host, need: Need, barred: Container[int] = ()) -> Shadow | None
     return Shadow(at_s, [group for group in useful if len(group) >= need.gpus])
 
 
-def is_sure(host: Host, need: Need, at_s: float, barred: Container[int] = ()) -> bool:
+def is_sure(host: Host, need: Need, at_s: float) -> bool:
     """True if a shadow time does not rest on foreign use that is only thought to leave by then."""
     if not host.foreign_held:
         return True
     with host.foreign_staying():
-        found = shadow(host, need, barred)
+        found = shadow(host, need)
     return found is not None and found.at_s <= at_s
 
 
@@ -92,21 +90,19 @@ class Hold:
     """The head job's reservation during a pass. `select` takes from `spare` what it must."""
 
     def __init__(
-        self,
-        host: Host,
-        head: Waiting,
-        need: Need,
-        found: Shadow,
-        closed_at_s: float | None = None,
+        self, host: Host, head: Waiting, need: Need, found: Shadow, *, is_closed: bool = False
     ) -> None:
-        """`closed_at_s`: instead of T; nobody may run past it, whatever is useful."""
+        """`host`: with the ends that `found` is by. `is_closed`: nobody may run past the hold,
+        whatever is useful.
+        """
         self.head = head
         self.need = need
-        self.at_s = found.at_s if closed_at_s is None else closed_at_s
+        self.at_s = found.at_s
         self._shown = found.groups[0]
         self._host = host
-        groups = found.groups if closed_at_s is None else []
+        groups = [] if is_closed else found.groups
         self._useful = [{slot.position for slot in group} for group in groups]
+        self._slots = {slot.position: slot for group in groups for slot in group}
 
     def shown(self) -> list[Slot]:
         """The GPUs to show as its future ones: a choice among the useful, binding nobody."""
@@ -127,7 +123,9 @@ class Hold:
                 continue
             for useful in self._useful:
                 blocked = {
-                    s.position for s in group if s.position in useful and self._blocks_head(s, need)
+                    s.position
+                    for s in group
+                    if s.position in useful and self._blocks_head(s.position, need)
                 }
                 cost = max(0, need.gpus - len(group) + len(blocked))
                 if cost > len(useful) - self.need.gpus:
@@ -138,15 +136,19 @@ class Hold:
 
     def commit(self, need: Need, slots: Sequence[Slot]) -> None:
         """Count that a job running past T is about to sit on these (call before it does)."""
-        blocked = {slot.position for slot in slots if self._blocks_head(slot, need)}
+        blocked = {
+            slot.position
+            for slot in slots
+            if slot.position in self._slots and self._blocks_head(slot.position, need)
+        }
         if blocked:
             self._useful = [
                 left for u in self._useful if len(left := u - blocked) >= self.need.gpus
             ]
 
-    def _blocks_head(self, slot: Slot, need: Need) -> bool:
+    def _blocks_head(self, position: int, need: Need) -> bool:
         """Would the head no longer fit there at T beside such a job?"""
         head = self.need
         if head.whole or head.exclusive or need.whole or need.exclusive:
             return True
-        return not self._host.fits_at(slot, head, self.at_s, extra=need)
+        return not self._host.fits_at(self._slots[position], head, self.at_s, extra=need)

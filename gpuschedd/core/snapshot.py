@@ -13,6 +13,7 @@ from gpuschedd.core.fairshare import Accounts, factors
 from gpuschedd.core.model import (
     NO_LIMIT,
     Gpu,
+    Lengths,
     Promise,
     QueueView,
     Reservation,
@@ -34,6 +35,7 @@ def build_snapshot(
     limits: Mapping[int, UserLimit] | None = None,
     promise: Promise | None = None,
     reservation: Reservation | None = None,
+    lengths: Lengths | None = None,
 ) -> Snapshot:
     """`running`: all that hold GPUs or CPU slots. `shares`: uid -> share, 1 where it is missing.
 
@@ -48,6 +50,7 @@ def build_snapshot(
         standings=_standings(now_s, jobs, queues, accounts, shares or {}, limits or {}),
         promise=promise,
         reservation=reservation,
+        lengths=lengths or Lengths(),
     )
 
 

@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 from gpusched_client.terms import JobId
 from gpusched_client.units import is_slice_profile
+from gpuschedd.core.lengths import put_off_s
 from gpuschedd.core.model import (
     NEVER_S,
     Gpu,
@@ -37,12 +38,16 @@ from gpuschedd.core.model import (
 )
 
 
-def end_if_decided_s(decided_at_s: float, time_limit_s: float | None, policy: Policy) -> float:
-    """The planned end of a job that would be decided at that time, by the present policy."""
-    if time_limit_s is None:
+def end_if_decided_s(decided_at_s: float, length_s: float | None, policy: Policy) -> float:
+    """The end of a job that would be decided at that time, by the present policy.
+
+    `length_s`: its limit, for the planned end (None: it has none), or how long it is expected to
+    run.
+    """
+    if length_s is None:
         return NEVER_S
     # Summed as in decided_end_s: a promise must not become late by a rounding.
-    return decided_at_s + (policy.launch_allowance_s + time_limit_s) + policy.kill_grace_s
+    return decided_at_s + (policy.launch_allowance_s + length_s) + policy.kill_grace_s
 
 
 def grace_s_of(job: RunningJob, policy: Policy) -> float:
@@ -84,6 +89,21 @@ def planned_end_s(job: RunningJob, now_s: float, policy: Policy) -> float:
     if end_s >= now_s:
         return end_s
     return NEVER_S if now_s > end_s + policy.stuck_after_s else now_s
+
+
+def expected_end_s(job: RunningJob, now_s: float, policy: Policy) -> float:
+    """When the job will probably have freed its GPUs: later than now, by its planned end at most.
+
+    Put off in steps once it has passed; that of an overdue or stuck job is its planned end.
+    """
+    planned_s = planned_end_s(job, now_s, policy)
+    if job.stuck or planned_s <= now_s or (planned_s == NEVER_S and job.time_limit_s is not None):
+        return planned_s
+    length_s = job.expected_s
+    if length_s is None:
+        length_s = policy.guess_length_s if job.time_limit_s is None else job.time_limit_s
+    first_s = job.decided_at_s + (policy.launch_allowance_s + length_s) + grace_s_of(job, policy)
+    return min(planned_s, put_off_s(first_s, now_s))
 
 
 def foreign_end_s(gpu: Gpu, now_s: float, policy: Policy) -> float:
@@ -169,9 +189,11 @@ def _idle_among(slots: list[Slot]) -> list[Slot]:
 class Host:
     """The GPUs of one pass and the jobs on them. Mutable inside the pass only."""
 
-    def __init__(self, snapshot: Snapshot, policy: Policy) -> None:
+    def __init__(self, snapshot: Snapshot, policy: Policy, *, expected: bool = False) -> None:
+        """`expected`: jobs end as expected, not as planned."""
         self.now_s = snapshot.now_s
         self.policy = policy
+        self._end_s = expected_end_s if expected else planned_end_s
         self.slots = [
             Slot(gpu, position)
             for position, gpu in enumerate(snapshot.gpus)
@@ -183,8 +205,7 @@ class Host:
         in_service = [slot.gpu for slot in self.slots]
         self.has_slices = any(map(_IS_SLICE, in_service))
         self.foreign_held = False  # foreign use is on one at least
-        self.lasting = False  # something on the host never ends
-        self.unlimited = False  # a job without limit is on it
+        self.lasting = False  # something on the host is not even expected to end
         self._idle_now: list[Slot] | None = None
         self._rooms_now: list[int] | None = None
         self._free_ever: tuple[int, list[int]] | None = None
@@ -234,12 +255,10 @@ class Host:
     def _load(self, running: Iterable[RunningJob]) -> None:
         by_uuid, now_s, policy = self.by_uuid, self.now_s, self.policy
         for job in running:
-            end_s = planned_end_s(job, now_s, policy)
+            end_s = self._end_s(job, now_s, policy)
             self._may_change_at(end_s)
             stuck = job.stuck or (end_s == NEVER_S and job.time_limit_s is not None)
-            if end_s == NEVER_S:
-                self.lasting = True
-                self.unlimited = self.unlimited or not stuck
+            self.lasting = self.lasting or stuck
             alone = job.whole or job.exclusive
             held, load = -1, None
             for grant in job.grants:
@@ -260,8 +279,6 @@ class Host:
         slot.add(load)
         self._idle_now = self._rooms_now = self._free_ever = None
         self._may_change_at(load.end_s)
-        if load.end_s == NEVER_S:
-            self.lasting = self.unlimited = True
 
     def could_take(self, gpus: int, size: int | None) -> bool:
         """A bound, exact for a request without further wishes: could it sit now?
@@ -276,7 +293,7 @@ class Host:
         return _holds(self._rooms_now, gpus, size)
 
     def could_ever_take(self, gpus: int, size: int | None) -> bool:
-        """The same bound once all that ends has ended."""
+        """The same bound once all that is expected to end has ended."""
         if self._free_ever is None:
             kept = {residue.uuid: residue for residue in self.residues()}
             idle, rooms = 0, []
@@ -368,15 +385,6 @@ class Host:
         now_s = self.now_s
         return [slot.busy_until_s if slot.busy_until_s > now_s else now_s for slot in slots]
 
-    def free_without_unlimited_s(self, slot: Slot, need: Need) -> float:
-        """As free_at_s, were the jobs without limit gone; stuck ones and foreign use stay."""
-        bare = Slot(slot.gpu, slot.position)
-        bare.foreign_end_s = slot.foreign_end_s
-        for load in slot.loads:
-            if load.end_s != NEVER_S or load.stuck:
-                bare.add(load)
-        return self.free_at_s(bare, need)
-
     def _shared_free_at_s(self, slot: Slot, need: Need, first_s: float, loads: list[Load]) -> float:
         ends = sorted({load.end_s for load in loads if load.end_s > first_s})
         if slot.foreign_held and first_s < slot.foreign_end_s < NEVER_S:
@@ -400,7 +408,7 @@ class Host:
         )
 
     def residues(self) -> tuple[Residue, ...]:
-        """The GPUs in service on which something never ends."""
+        """The GPUs in service on which something is not even expected to end."""
         if not self.lasting:
             return ()
         return tuple(residue for slot in self.slots if (residue := _residue(slot)) is not None)
@@ -435,7 +443,7 @@ def compatible(gpu: Gpu, loads: list[Load], need: Need, policy: Policy) -> bool:
 
 
 def _residue(slot: Slot) -> Residue | None:
-    staying = [load for load in slot.loads if load.end_s == NEVER_S]
+    staying = [load for load in slot.loads if load.stuck]
     foreign = slot.foreign_end_s == NEVER_S
     if not staying and not foreign:
         return None

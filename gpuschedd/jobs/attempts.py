@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 from gpusched_client.terms import Cause, EventKind, HoldKind, JobState
 from gpuschedd.core.attempt import AttemptReport, EndedRecord, ExitRecord, Observation
 from gpuschedd.core.job import Dropped, Gone, Job, MainEnded, NeverRan, Retried, Started
-from gpuschedd.core.model import Request
+from gpuschedd.core.lengths import counts
+from gpuschedd.core.model import Kind, Request, Run
 from gpuschedd.core.recovery import Facts, Recovery, facts_reported, recover
 from gpuschedd.core.retry import next_request
-from gpuschedd.jobs.batch import Batch
+from gpuschedd.jobs.batch import Batch, Ended
 from gpuschedd.jobs.cancel import cancel_text
 from gpuschedd.jobs.environments import lost_at_start
 from gpuschedd.store.records import AttemptEnd, GpuUse, peak_of
@@ -123,6 +124,7 @@ def _finish(batch: Batch, job: Job, end: EndedRecord | ExitRecord, evidence: Evi
         _environment_lost(batch, job, end.place or "", end.reason or "its environment is away")
         return
     state, cause = final_state(end)
+    _learn(batch, job, state)
     detail = end.reason or _what_was_seen(end)
     batch.gpu_uses.extend(evidence.uses)
     if cause is Cause.CUDA_OOM:
@@ -149,6 +151,26 @@ def _finish(batch: Batch, job: Job, end: EndedRecord | ExitRecord, evidence: Evi
         ),
     )
     batch.emit(EventKind.JOB_ENDED, finished, state=str(state), code=end.code, signal=end.signal)
+
+
+def _learn(batch: Batch, job: Job, state: JobState) -> None:
+    """What the run shows of how long such jobs of the owner's run, if anything.
+
+    One of which no record tells when it ended shows nothing.
+    """
+    if job.started_sched_s is None or job.main_ended_sched_s is None:
+        return
+    limit_s, expected_s = job.request.time_limit_s, job.decided_expected_s
+    ran_s = max(0.0, job.main_ended_sched_s - job.started_sched_s)
+    if state is JobState.TIMEOUT and limit_s is not None:
+        ran_s = limit_s
+    if expected_s is None:
+        expected_s = batch.state.policy.guess_length_s if limit_s is None else limit_s
+    by_itself = state not in (JobState.CANCELLED, JobState.NODE_FAIL)
+    failed = state in (JobState.FAILED, JobState.OUT_OF_MEMORY)
+    if counts(ran_s, expected_s, by_itself=by_itself, failed=failed):
+        kind = Kind(job.length_key or "", job.request.gpus)
+        batch.runs.append(Ended(job.uid, kind, Run(job.main_ended_sched_s, ran_s), expected_s))
 
 
 def _what_was_seen(end: EndedRecord | ExitRecord) -> str | None:
@@ -211,6 +233,7 @@ def _retry(
         )
     )
     after = batch.advance(job, Retried(request))
+    batch.rested.add(job.job_id)  # else who runs out of memory in a loop outranks everybody
     batch.emit(
         EventKind.JOB_RETRIED,
         after,

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 from gpusched_client.terms import EventKind, GpuUuid, JobId
 from gpuschedd.core import admission
 from gpuschedd.core.job import Job, JobEvent, advance
-from gpuschedd.core.model import Gpu, PromiseException
+from gpuschedd.core.model import Gpu, Kind, PromiseException, Run
 from gpuschedd.jobs.state import State
 from gpuschedd.store.records import (
     RECENT_SUBMISSIONS_MAX,
@@ -27,6 +28,15 @@ from gpuschedd.store.records import (
     Submission,
     UsageRow,
 )
+
+
+class Ended(NamedTuple):
+    """A run that has ended and counts, and how long it was expected to be."""
+
+    uid: int
+    kind: Kind
+    run: Run
+    expected_s: float
 
 
 class Batch:
@@ -56,6 +66,7 @@ class Batch:
         self.health: Mapping[GpuUuid, Remembered] | None = None
         self.accounts: dict[int, UsageRow] = {}
         self.attempts: list[AttemptEnd] = []
+        self.runs: list[Ended] = []  # that count
         self.next_job_id: int = parent.next_job_id if parent else state.next_job_id
 
     def child(self) -> Batch:
@@ -84,6 +95,7 @@ class Batch:
         self.health = self.health if child.health is None else child.health
         self.accounts.update(child.accounts)
         self.attempts += child.attempts
+        self.runs += child.runs
         self.next_job_id = child.next_job_id
 
     def job(self, job_id: JobId) -> Job | None:

@@ -15,24 +15,23 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpusched_client.errors import GpuschedError, Internal, StorageError, Unavailable
-from gpusched_client.terms import JobId
 from gpuschedd.config.keys import Config
 from gpuschedd.core import admission
 from gpuschedd.core.job import Job
-from gpuschedd.core.model import NEVER_S, Gpu, Plan, Waiting
+from gpuschedd.core.model import NEVER_S, Gpu, Plan
 from gpuschedd.core.plan import plan as make_plan
-from gpuschedd.core.queues import rested
 from gpuschedd.jobs import gates, holds, passes
 from gpuschedd.jobs.batch import Batch, apply
 from gpuschedd.jobs.charging import Charging
+from gpuschedd.jobs.following import Followed, Following
 from gpuschedd.jobs.gates import is_eligible
 from gpuschedd.jobs.host_gates import StorageGate, follow_closed
 from gpuschedd.jobs.reloads import Outlook, Reload
 from gpuschedd.jobs.snapshots import Snapshots
-from gpuschedd.jobs.state import State, age_of, policy_of, waiting_for
+from gpuschedd.jobs.state import State, policy_of
 from gpuschedd.jobs.waiting import host_blocked_by
 from gpuschedd.store.database import StoreBroken, StoreFull
-from gpuschedd.store.records import Age, Changes, Event, PromiseRow, UsageRow
+from gpuschedd.store.records import Changes, Event, PromiseRow, UsageRow
 from gpuschedd.store.writer import Store
 from gpuschedd.system.clock import SchedulerClock
 from gpuschedd.system.threads import started_pool
@@ -90,6 +89,7 @@ class Controller:
         self.clock = clock
         self._store = store
         self.charging = Charging(state)
+        self._following = Following(state, self.charging)
         self.snapshots = Snapshots(state, clock, groups_of)
         self._closed_by = closed_by
         self.last_event_id = last_event_id
@@ -106,7 +106,13 @@ class Controller:
         self._database = started_pool(1, "database")
         self._storage = StorageGate(state, probe, self._database, self.request_pass)
         self.on_commit: list[Callable[[Committed], None]] = []
-        self.counters = {"batches": 0, "commands": 0, "passes": 0, "starts": 0, "storage_full": 0}
+        self.counters = {
+            "batches": 0,
+            "commands": 0,
+            "passes": 0,
+            "starts": 0,
+            "storage_full": 0,
+        }
         self.pass_s_last = 0.0
 
     # --- commands -----------------------------------------------------------------------------
@@ -283,80 +289,36 @@ class Controller:
         numbered = tuple(enumerate(batch.events, start=self.last_event_id + 1))
         changes.events += numbered
         changes.promises.update({(row.job_id, row.promised_sched_s): row for row in promises})
-        ages, rates = self._follow(batch, settle)
-        changes.ages.update(
-            {job_id: None if row is None else age_of(row) for job_id, row in ages.items()}
-        )
-        changes.accounts.update(rates)
+        followed = self._following.along(batch, settle)
+        followed.into(changes)
         if changes.is_empty:
             return
         self.is_applied.clear()
         try:
             await self.in_database(lambda store: store.commit(changes))
             self.last_event_id += len(numbered)
-            self._apply(batch, ages, rates, numbered)
+            self._apply(batch, followed, numbered)
         except StoreFull:
-            self._unfollow(batch.now_s)
+            self._following.back(batch.now_s)
             raise
         finally:
             self.is_applied.set()
 
     def _apply(
-        self,
-        batch: Batch,
-        ages: dict[JobId, Waiting | None],
-        rates: dict[int, UsageRow],
-        events: tuple[tuple[int, Event], ...],
+        self, batch: Batch, followed: Followed, events: tuple[tuple[int, Event], ...]
     ) -> None:
         pairs = tuple(
             Change(self.state.jobs.get(job_id), after)
             for job_id, after in batch.changed_jobs().items()
         )
         apply(self.state, batch)
-        for job_id, row in ages.items():
-            if row is None or job_id not in self.state.jobs:
-                self.state.ages.pop(job_id, None)
-            else:
-                self.state.ages[job_id] = row
-        self.charging.committed(rates)
+        self._following.committed(followed)
         if pairs:
             self._dirty = True
             self._wake.set()
         committed = Committed(pairs, events)
         for listen in self.on_commit:
             listen(committed)
-
-    def _follow(
-        self, batch: Batch, settle: Plan | None
-    ) -> tuple[dict[JobId, Waiting | None], dict[int, UsageRow]]:
-        """Move queues and accounts along with the batch's jobs; the rows that changed."""
-        ages: dict[JobId, Waiting | None] = {}
-        rates: dict[int, UsageRow] = {}
-        for job_id, job in batch.changed_jobs().items():
-            for row in _follow_queue(batch, job):
-                ages[row.job_id] = row
-            if job.is_final:
-                ages[job_id] = None
-            account = self.charging.follow(batch, job)
-            if account is not None:
-                rates[job.uid] = account
-        for job_id in batch.fronted:
-            for row in self.state.queues.to_front(job_id, batch.now_s):
-                ages[row.job_id] = row
-        if settle is not None:
-            for row in self.state.queues.settle(settle.horizon, batch.now_s):
-                ages[row.job_id] = row
-        return ages, rates
-
-    def _unfollow(self, now_s: float) -> None:
-        """Queues and accounts as of the last commit."""
-        self.state.rebuild_queues(now_s)
-        self.charging.restore_committed(now_s)
-
-    def _follow_policy(self, batch: Batch) -> None:
-        """Queues and accounts by another policy."""
-        self.state.rebuild_queues(batch.now_s)
-        self.charging.follow_policy(batch)
 
     # --- the pass -----------------------------------------------------------------------------
 
@@ -378,7 +340,7 @@ class Controller:
             made = replace(made, starts=(), promise=self.state.promise, ended=None)
         else:
             for start in made.starts:
-                passes.place(batch, start)
+                passes.place(batch, self.clock, start, made)
         passes.mark_stuck(batch, snapshot)
         passes.warn_of_limits(batch)
         rows = passes.promise_rows(batch, self.clock, made)
@@ -388,6 +350,8 @@ class Controller:
             self._note_full(full)
             return
         passes.adopt_plan(self.state, made, rows)
+        for start in made.starts:
+            self.state.expectations.started(start, snapshot.now_s)
         self.counters["starts"] += len(made.starts)
         self._set_timer(made)
 
@@ -451,7 +415,7 @@ class Controller:
         self.state.policy = policy_of(config)
         # As a command: a batch that is being written has moved queues and accounts already, while
         # its jobs are not in memory yet.
-        self.post(self._follow_policy)
+        self.post(self._following.policy)
         self.hold_by_config(reload.note_barred)
         self._follow_promise(reload)
         self.request_pass()
@@ -482,24 +446,6 @@ class Controller:
             self.state.gpus = gpus
             self.state.inventory = admission.here(self.state.inventory, gpus)
             self.request_pass()
-
-
-def _follow_queue(batch: Batch, job: Job) -> tuple[Waiting, ...]:
-    """Move a changed job in its user's list, before the commit; the rows whose age changed."""
-    queues, now_s = batch.state.queues, batch.now_s
-    present = queues.get(job.job_id)
-    if not is_eligible(job, now_s):
-        return queues.remove(job.job_id, now_s) if present is not None else ()
-    if present is not None:
-        row = replace(present, request=job.request, nice=job.nice)
-        if job.job_id in batch.rested:
-            row = rested(row, now_s)
-        return queues.update(row, now_s) if row != present else ()
-    row = batch.state.ages.get(job.job_id) or waiting_for(job, Age(now_s, 0.0, None))
-    row = replace(row, request=job.request, nice=job.nice)
-    if job.job_id in batch.rested:
-        row = rested(row, now_s)
-    return queues.insert(row, now_s)
 
 
 def _touch(batch: Batch, jobs: list[Job]) -> None:

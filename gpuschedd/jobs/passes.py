@@ -28,7 +28,7 @@ from gpuschedd.core.timeline import is_stuck
 from gpuschedd.jobs import gates
 from gpuschedd.jobs.batch import Batch
 from gpuschedd.jobs.state import State
-from gpuschedd.store.records import PromiseRow
+from gpuschedd.store.records import FIRST_IN_ORDER, PromiseRow
 from gpuschedd.system.clock import SchedulerClock
 
 WARNED_PART = 0.9  # of a time limit: then watchers and the log hear of it
@@ -42,8 +42,11 @@ PROMISE_NEWS_S = 1.0  # a promise that moves forward by less is no event
 CLOSED_RETRY_S = 5.0  # between two looks whether the host lets users in again
 
 
-def place(batch: Batch, start: Start) -> None:
-    """Charge the GPUs that the planner chose; what follows the commit starts the job."""
+def place(batch: Batch, clock: SchedulerClock, start: Start, made: Plan) -> None:
+    """Charge the GPUs that the planner chose; what follows the commit starts the job.
+
+    On record with it: why this job and not another.
+    """
     job = batch.job(start.job_id)
     assert job is not None
     index_of = batch.state.gpu_index_of()
@@ -51,9 +54,20 @@ def place(batch: Batch, start: Start) -> None:
         sorted(start.grants, key=lambda grant: (index_of.get(grant.uuid, -1), grant.uuid))
     )
     grace_s = batch.state.policy.kill_grace_s
-    placed = batch.advance(job, Placed(grants, start.whole, batch.now_s, grace_s))
+    placed = batch.advance(job, Placed(grants, start.whole, batch.now_s, grace_s, start.expected_s))
     batch.emit(
-        EventKind.JOB_PLACED, placed, gpus=[index_of.get(grant.uuid, -1) for grant in grants]
+        EventKind.JOB_PLACED,
+        placed,
+        gpus=[index_of.get(grant.uuid, -1) for grant in grants],
+        rule=str(start.rule),
+        rank=start.rank,
+        head=None if start.head is None else start.head[0],
+        head_start_s=None if start.head is None else clock.to_wall_s(start.head[1]),
+        guessed=start.guessed or None,
+        over_limits=start.over_limits or None,
+        without_end=start.without_end or None,
+        nice=job.nice or None,
+        **{FIRST_IN_ORDER: [[each, round(priority, 1)] for each, priority in made.first if grants]},
     )
 
 

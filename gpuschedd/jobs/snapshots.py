@@ -42,6 +42,7 @@ class Snapshots:
             limits=limits,
             promise=state.promise,
             reservation=state.reservation,
+            lengths=state.histories.view(),
         )
 
     def groups_named(self, user: str) -> tuple[str, ...]:
@@ -92,6 +93,8 @@ def _queue_up(lists: list[UserQueue], rows: list[Waiting]) -> None:
         gpus_max=None,
         bytes_max=None,
         aged_to=None,
+        shapes=None,
+        requests=None,
     )
     if place is None:
         lists.append(grown)

@@ -14,6 +14,7 @@ from gpuschedd.config.keys import Config
 from gpuschedd.core import admission
 from gpuschedd.core.fairshare import Accounts
 from gpuschedd.core.job import Awaited, Job
+from gpuschedd.core.lengths import Histories
 from gpuschedd.core.model import (
     Backfill,
     Gpu,
@@ -28,6 +29,7 @@ from gpuschedd.core.model import (
     Waiting,
 )
 from gpuschedd.core.queues import Queues
+from gpuschedd.jobs.expectations import Expectations
 from gpuschedd.jobs.gates import is_eligible, is_timed
 from gpuschedd.store.records import (
     RECENT_SUBMISSIONS_LOADED,
@@ -50,6 +52,10 @@ def policy_of(config: Config) -> Policy:
         age_jobs_per_user=scheduling.age_jobs_per_user,
         backfill=Backfill(scheduling.backfill),
         promise_within_s=scheduling.promise_within_s,
+        promise_slack_s=scheduling.promise_slack_s,
+        learn_lengths=scheduling.learn_lengths,
+        guess_length_s=scheduling.guess_length_s,
+        head_patience_s=scheduling.head_patience_s,
         margin_bytes=sharing.margin_bytes,
         max_jobs_per_gpu=sharing.max_jobs_per_gpu,
         across_users=sharing.across_users,
@@ -78,6 +84,8 @@ class State:
     request_bytes: dict[JobId, int] = field(default_factory=dict)  # of these jobs
     bytes_of: Counter[int] = field(default_factory=Counter)  # uid -> the sum of these
     user_of: dict[int, str] = field(default_factory=dict)  # login names of those with jobs
+    histories: Histories = field(default_factory=Histories)  # how long jobs run
+    expectations: Expectations = field(default_factory=Expectations)  # how good they were
     holding: set[JobId] = field(default_factory=set)  # jobs that hold GPUs or a CPU slot
     delayed: set[JobId] = field(default_factory=set)  # jobs with a begin time or a back-off
     #: Jobs that wait for their environment, by what they wait for, and when it is looked for again.
@@ -112,6 +120,7 @@ class State:
             live_of=Counter(job.uid for job in loaded.jobs),
             gpu_rows={row.uuid: row for row in loaded.gpus},
             health=loaded.health,
+            histories=Histories(loaded.lengths),
         )
         state.request_bytes.update(loaded.request_bytes)
         for job in jobs.values():
@@ -196,12 +205,19 @@ def waiting_for(job: Job, age: Age) -> Waiting:
         nice=job.nice,
         age_gained_s=age.age_gained_s,
         window_since_s=age.window_since_s,
+        length_key=job.length_key or "",
+        first_head=age.first_head,
     )
 
 
 def age_of(waiting: Waiting) -> Age:
     """The part of a queue row that is kept."""
-    return Age(waiting.eligible_since_s, waiting.age_gained_s, waiting.window_since_s)
+    return Age(
+        waiting.eligible_since_s,
+        waiting.age_gained_s,
+        waiting.window_since_s,
+        waiting.first_head,
+    )
 
 
 def _running(job: Job) -> RunningJob:
@@ -220,6 +236,7 @@ def _running(job: Job) -> RunningJob:
         decided_limit_s=job.decided_limit_s,
         stuck=job.stuck,
         decided_grace_s=job.decided_grace_s,
+        expected_s=job.decided_expected_s,
     )
 
 

@@ -24,6 +24,7 @@ from gpusched_client.wire.limits import limit_from_wire, limit_to_wire
 from gpusched_client.wire.submit_messages import JobRequest, SubmitRequest, SubmitResult
 from gpuschedd.core import admission
 from gpuschedd.core.job import Job
+from gpuschedd.core.length_key import length_key
 from gpuschedd.core.model import (
     AdmittedRequest,
     Request,
@@ -153,6 +154,7 @@ def request_of(batch: Batch, caller: Principal, wanted: JobRequest) -> Request:
         exclusive=wanted.exclusive,
         topology=Topology(wanted.topology) if wanted.topology else Topology.ANY,
         time_limit_s=allowed_limit_s(batch, caller, wanted.time_limit_s),
+        estimate_s=None if wanted.estimate_s is None else float(wanted.estimate_s),
     )
 
 
@@ -206,6 +208,7 @@ def _new_job(
         ),
         cpus=_bounded("number of CPUs", wanted.cpus, host.default_cpus, host.max_cpus),
         whole_note=admitted.note,
+        length_key=length_key(wanted.name, _command_of(wanted)),
         retries=wanted.retries,
         **gates.asked_of(wanted, gates.Now(batch.now_s, batch.wall_s)),
     )
@@ -214,6 +217,13 @@ def _new_job(
         EventKind.JOB_SUBMITTED, job, gpus=job.request.gpus, vram_bytes=job.request.vram_bytes
     )
     return job
+
+
+def _command_of(wanted: JobRequest) -> tuple[bytes, ...]:
+    """What runs, in words; of a script where it lay, of one that came by a pipe nothing."""
+    if wanted.script is None:
+        return payload_of(wanted).argv
+    return () if wanted.script_path is None else (wanted.script_path,)
 
 
 def payload_of(wanted: JobRequest) -> Payload:

@@ -15,12 +15,14 @@ from gpusched_client.wire.job_messages import Outcome, UpdateRequest
 from gpusched_client.wire.limits import NICE_MIN, limit_from_wire
 from gpuschedd.core import admission, forecast
 from gpuschedd.core.job import Job
+from gpuschedd.core.length_key import name_key
 from gpuschedd.core.model import PromiseException, RunningJob, Snapshot
 from gpuschedd.jobs import gates
 from gpuschedd.jobs.batch import Batch
 from gpuschedd.jobs.outcomes import outcome_of, outcomes_of
 from gpuschedd.jobs.principal import Principal
 from gpuschedd.jobs.submit import allowed_limit_s
+from gpuschedd.store.records import FIRST_OF_ALL
 
 GIVING_WAY_MAX = 1_000  # other jobs that one `top` of an owner changes
 EXTENSIONS_MAX = 20  # running jobs of one request for which the planner is asked
@@ -40,7 +42,8 @@ def _top_one(batch: Batch, caller: Principal, job: Job) -> tuple[str, JobState]:
     if job.state is not JobState.PENDING:
         raise Conflict(f"job {job.job_id} is {job.state}; only a queued job can be put first")
     text = _put_first(batch, job) if caller.is_admin else _put_first_of_own(batch, caller, job)
-    batch.emit(EventKind.JOB_UPDATED, job, changed=[f"top: {text}"], by=caller.user)
+    facts = {FIRST_OF_ALL: True} if caller.is_admin else {}
+    batch.emit(EventKind.JOB_UPDATED, job, changed=[f"top: {text}"], by=caller.user, **facts)
     return text, job.state
 
 
@@ -121,7 +124,7 @@ def _update_one(
     changed: list[str] = []
     before = job
     if request.name is not None:
-        job = replace(job, name=request.name)
+        job = replace(job, name=request.name, length_key=name_key(request.name) or job.length_key)
         changed.append(f"name {request.name}")
     if request.nice is not None:
         job = _new_nice(caller, job, request.nice)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 import sys
 import time
@@ -102,6 +103,36 @@ def _seconds(_ctx: click.Context, _param: click.Parameter, value: str) -> float:
     help="A start this near is promised; 0 never, inf always.",
 )
 @click.option(
+    "--promise-slack",
+    callback=_seconds,
+    metavar="TIME",
+    default="24h",
+    show_default=True,
+    help="Early ends make a promise no earlier than this from now; 0: all the way.",
+)
+@click.option(
+    "--learn/--no-learn",
+    default=True,
+    show_default=True,
+    help="Expect of a job what its user's last two runs of the command took.",
+)
+@click.option(
+    "--guess-length",
+    callback=_seconds,
+    metavar="TIME",
+    default="24h",
+    show_default=True,
+    help="What a job without limit is expected to run when nothing is known.",
+)
+@click.option(
+    "--head-patience",
+    callback=_seconds,
+    metavar="TIME",
+    default="48h",
+    show_default=True,
+    help="So long beyond the start first expected, then GPUs are closed for the first job.",
+)
+@click.option(
     "--starts",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
@@ -119,18 +150,24 @@ def replay(
     half_life: float,
     age_jobs: int,
     promise_within: float,
+    promise_slack: float,
+    learn: bool,
+    guess_length: float,
+    head_patience: float,
     starts: Path | None,
     as_json: bool,
 ) -> None:
     """Run a WORKLOAD (CSV or .swf, also .gz) through the scheduler by a virtual clock.
 
-    CSV columns: job_id,user,submit_s,gpus,run_s[,limit_s][,vram_bytes]. A missing limit is run_s.
-    Jobs that ask more than the host has are left out and counted.
+    CSV columns: job_id,user,submit_s,gpus,run_s[,limit_s][,vram_bytes][,command]. A missing limit
+    is run_s, -1 is no limit. Jobs that ask more than the host has are left out and counted.
     """
     try:
         cards = _cards(gpus, host)
         if half_life <= 0:
             raise Invalid("a half-life of 0; it must be above 0")
+        if not 1 <= guess_length < math.inf:
+            raise Invalid(f"a guess of {guess_length:g} s; it must be from 1 s on, and end")
         read = read_workload(workload)
         policy = Policy(
             backfill=Backfill(backfill),
@@ -140,6 +177,10 @@ def replay(
             half_life_s=half_life,
             age_jobs_per_user=age_jobs,
             promise_within_s=promise_within,
+            promise_slack_s=promise_slack,
+            learn_lengths=learn,
+            guess_length_s=guess_length,
+            head_patience_s=head_patience,
             kill_grace_s=0.0,
             launch_allowance_s=0.0,
         )

@@ -12,11 +12,14 @@ from heapq import heappop, heappush
 from gpusched_client.errors import GpuschedError
 from gpusched_client.terms import JobId
 from gpuschedd.core.admission import admit, seen
+from gpuschedd.core.aftermath import running
 from gpuschedd.core.fairshare import Accounts, charge_rate
+from gpuschedd.core.lengths import Histories
 from gpuschedd.core.model import (
     NEVER_S,
     Gpu,
     Inventory,
+    Kind,
     Order,
     Plan,
     Policy,
@@ -24,6 +27,7 @@ from gpuschedd.core.model import (
     PromiseEnd,
     Request,
     Reservation,
+    Run,
     RunningJob,
     Start,
     Waiting,
@@ -59,11 +63,12 @@ class Replayed:
 class _State:
     queues: Queues
     accounts: Accounts
+    histories: Histories = field(default_factory=Histories)
     running: dict[JobId, RunningJob] = field(default_factory=dict)
     ends: list[tuple[float, JobId]] = field(default_factory=list)
     promise: Promise | None = None
     reservation: Reservation | None = None
-    due_s: float = NEVER_S  # when the reservation becomes a promise though nothing happens
+    due_s: float = NEVER_S  # when a pass is due though nothing happens
 
 
 class Replay:
@@ -114,7 +119,7 @@ class Replay:
     def _admitted(self) -> tuple[dict[int, Request], list[int]]:
         """The requests that this host could ever meet, and their positions by submission."""
         inventory = seen(Inventory(), self._gpus)
-        known: dict[tuple[int, int | None, float], Request | None] = {}
+        known: dict[tuple[int, int | None, float | None], Request | None] = {}
         requests: dict[int, Request] = {}
         for position, job in enumerate(self._jobs):
             asked = (job.gpus, job.vram_bytes, job.limit_s)
@@ -142,6 +147,7 @@ class Replay:
             request=self._requests[position],
             eligible_since_s=job.submit_s,
             submitted_at_s=job.submit_s,
+            length_key=job.command,
         )
         self._state.queues.insert(waiting, now_s)
 
@@ -150,8 +156,16 @@ class Replay:
         while ends and ends[0][0] <= now_s:
             _end_s, job_id = heappop(ends)
             gone = self._state.running.pop(job_id)
+            if self._policy.learn_lengths:
+                self._learn(gone, now_s)
             if self._policy.order is not Order.FCFS:
                 self._state.accounts.set_rate(gone.uid, job_id, 0.0, now_s)
+
+    def _learn(self, gone: RunningJob, now_s: float) -> None:
+        """All end by themselves or at their limit, so each run counts."""
+        self._state.histories.forget(now_s)
+        kind = Kind(self._jobs[gone.job_id].command, gone.request.gpus)
+        self._state.histories.note(gone.uid, kind, Run(now_s, now_s - gone.decided_at_s))
 
     def _make_pass(self, now_s: float) -> None:
         state = self._state
@@ -164,6 +178,7 @@ class Replay:
             shares=self._shares,
             promise=state.promise,
             reservation=state.reservation,
+            lengths=state.histories.view(),
         )
         made = plan(snapshot, self._policy, explain=-1)
         if self.plans is not None:
@@ -171,6 +186,7 @@ class Replay:
         for start in made.starts:
             self._start(start, now_s)
         state.queues.settle(made.horizon, now_s)
+        state.queues.note_heads(made.first_heads)
         state.promise, state.reservation = made.promise, made.reservation
         state.due_s = self._due_s(made)
         if made.ended is not None:
@@ -182,6 +198,8 @@ class Replay:
         held = made.reservation
         if held is None or held.promised:
             return NEVER_S
+        if held.guessed:
+            return made.next_change_at_s or NEVER_S
         head = self._state.queues.get(held.job_id)
         assert head is not None
         due_s = becomes_promise_at_s(head, held.start_s, made.now_s, self._policy)
@@ -191,19 +209,7 @@ class Replay:
         state, position = self._state, int(start.job_id)
         waiting = state.queues.remove(start.job_id, now_s)[0]
         job = self._jobs[position]
-        state.running[start.job_id] = RunningJob(
-            job_id=start.job_id,
-            uid=start.uid,
-            user=job.user,
-            request=waiting.request,
-            grants=start.grants,
-            whole=start.whole,
-            exclusive=start.exclusive,
-            decided_at_s=now_s,
-            started_at_s=now_s,
-            time_limit_s=waiting.request.time_limit_s,
-            decided_limit_s=waiting.request.time_limit_s,
-        )
+        state.running[start.job_id] = running(start, waiting, now_s, started_at_s=now_s)
         if self._policy.order is not Order.FCFS:  # which does not look at usage
             rate = charge_rate(start.grants, self._by_uuid, whole=start.whole, policy=self._policy)
             state.accounts.set_rate(start.uid, start.job_id, rate, now_s)

@@ -20,26 +20,31 @@ from gpuschedd.core.model import GIB, Gpu
 HOST_GPUS_MAX = 100_000
 DEFAULT_CARD_BYTES = 80 * GIB
 TIME_S_MAX = 1e15
+UNLIMITED_TEXT = "-1"
 _SWF_USER = 11  # the last field that is looked at
 _REQUIRED = ("job_id", "user", "submit_s", "gpus", "run_s")
 
 
 @dataclass(frozen=True, slots=True)
 class TraceJob:
-    """One job of a workload. `name` is its id there; `limit_s` None: the run time is the limit."""
+    """One job of a workload. `name` is its id there; `limit_s` None: it has no limit.
+
+    `command`: what its user's runs are told apart by.
+    """
 
     name: str
     user: str
     submit_s: float
     gpus: int
     run_s: float
-    limit_s: float
+    limit_s: float | None
     vram_bytes: int | None = None
+    command: str = ""
 
     @property
     def lasts_s(self) -> float:
         """A job ends after its run time or at its limit."""
-        return min(self.run_s, self.limit_s)
+        return self.run_s if self.limit_s is None else min(self.run_s, self.limit_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +80,7 @@ def _read_csv(lines: TextIO, name: str) -> Workload:
     if missing:
         raise Invalid(
             f"{name}: no column {', '.join(missing)}; the first line must name "
-            "job_id,user,submit_s,gpus,run_s[,limit_s][,vram_bytes]"
+            "job_id,user,submit_s,gpus,run_s[,limit_s][,vram_bytes][,command]"
         )
     jobs, unusable = [], 0
     try:
@@ -97,20 +102,27 @@ def _csv_job(row: dict[str, str | None]) -> TraceJob | None:
         submit_s=_seconds(row, "submit_s"),
         gpus=gpus,
         run_s=run_s,
-        limit_s=_seconds(row, "limit_s") if row.get("limit_s") else run_s,
+        limit_s=_limit(row) if row.get("limit_s") else run_s,
         vram_bytes=_whole(row, "vram_bytes") if row.get("vram_bytes") else None,
+        command=(row.get("command") or "").strip(),
     )
     return job if gpus > 0 else None
 
 
-def _seconds(row: dict[str, str | None], column: str) -> float:
+def _limit(row: dict[str, str | None]) -> float | None:
+    if _field(row, "limit_s") == UNLIMITED_TEXT:
+        return None
+    return _seconds(row, "limit_s", f"seconds from 0, or {UNLIMITED_TEXT} for no limit")
+
+
+def _seconds(row: dict[str, str | None], column: str, legal: str = "seconds from 0") -> float:
     text = _field(row, column)
     try:
         value = float(text)
     except ValueError:
         value = -1.0
     if not 0 <= value < TIME_S_MAX:
-        raise ValueError(f"{column} is {text!r}; write seconds from 0")
+        raise ValueError(f"{column} is {text!r}; write {legal}")
     return value
 
 

@@ -22,7 +22,7 @@ from gpuschedd.store.schema import missing_from
 CHECKED_ROWS_MAX = 1_000  # at the start
 CHECKED_BYTES_MAX = 16 * 2**20
 ROWS_PER_SLICE = 100
-_ROW_TABLES = ("submission", "account", "promise", "gpu_use", "gpu")
+_ROW_TABLES = ("submission", "account", "promise", "gpu_use", "gpu", "length")
 
 
 def check_newest(db: sqlite3.Connection) -> None:

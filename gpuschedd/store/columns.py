@@ -136,6 +136,9 @@ COLUMNS = (
     _cancelled("cancel_reason", "reason"),
     Column("environment_wait", Home.JOB, "environment", _written_wait, _wait_from, later=True),
     Column("decided_grace_s", Home.JOB, "decided_grace_s", later=True),
+    Column("decided_expected_s", Home.JOB, "decided_expected_s", later=True),
+    Column("length_key", Home.JOB, "length_key", later=True),
+    Column("estimate_s", Home.REQUEST, "estimate_s", later=True),
 )
 _OF_JOB = tuple(column for column in COLUMNS if column.home is Home.JOB)
 _OF_REQUEST = tuple(column for column in COLUMNS if column.home is Home.REQUEST)

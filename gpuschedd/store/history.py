@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gpusched_client.errors import StorageError
-from gpusched_client.terms import JobId
+from gpusched_client.terms import EventKind, JobId
 from gpuschedd.core.job import Job
 from gpuschedd.store.columns import job_from
 from gpuschedd.store.database import connect, typed_opening
@@ -135,6 +135,16 @@ class History:
             "SELECT * FROM event WHERE job_id = ? ORDER BY event_id DESC LIMIT ?", (job_id, limit)
         ).fetchall()
         return [event_from(row) for row in reversed(rows)]
+
+    def last_event(self, job_id: JobId, kind: EventKind, having: str = "") -> Event | None:
+        """The job's newest event of that kind; `having`: with that key in its data."""
+        row = self._db.execute(
+            "SELECT * FROM event WHERE job_id = ? AND kind = ?"
+            " AND (? = '' OR json_valid(data) AND json_extract(data, '$.' || ?) IS NOT NULL)"
+            " ORDER BY event_id DESC LIMIT 1",
+            (job_id, kind, having, having),
+        ).fetchone()
+        return None if row is None else event_from(row)
 
     def events_since(self, since: int, last: int, limit: int = 1_000) -> list[tuple[int, Event]]:
         """The newest events with since < id <= last, oldest first, with their ids."""

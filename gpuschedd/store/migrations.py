@@ -285,6 +285,25 @@ _SUMS_AND_RETENTION = (
 
 _DECIDED_GRACE = ("ALTER TABLE job ADD COLUMN decided_grace_s REAL",)
 
+#: `length`: the last two runs of each kind of job, the newer one first.
+_LENGTHS = (
+    "ALTER TABLE job ADD COLUMN decided_expected_s REAL",
+    "ALTER TABLE job ADD COLUMN length_key TEXT",
+    "ALTER TABLE job ADD COLUMN estimate_s REAL",
+    "ALTER TABLE job ADD COLUMN head_since_s REAL",
+    "ALTER TABLE job ADD COLUMN head_expected_s REAL",
+    """CREATE TABLE length (
+        uid INTEGER NOT NULL,
+        key TEXT NOT NULL,
+        gpus INTEGER NOT NULL,
+        ended_s REAL NOT NULL,
+        length_s REAL NOT NULL,
+        before_ended_s REAL,
+        before_length_s REAL,
+        crc INTEGER NOT NULL,
+        PRIMARY KEY (uid, key, gpus)) WITHOUT ROWID""",
+)
+
 MIGRATIONS: tuple[Migration, ...] = (
     Migration(1, "first tables and views", _FIRST_TABLES),
     Migration(2, "requests in brief, for lists", _BRIEFS),
@@ -292,6 +311,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     Migration(4, "jobs that wait for their environment", _ENVIRONMENT_WAITS),
     Migration(5, "checksums, counts and retention", _SUMS_AND_RETENTION, give_checksums),
     Migration(6, "the grace that an attempt was given", _DECIDED_GRACE),
+    Migration(7, "how long jobs run", _LENGTHS),
 )
 
 NEWEST = MIGRATIONS[-1].version

@@ -6,12 +6,13 @@ those ending in `_at_s` Unix time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from gpusched_client.terms import GpuUuid, JobId
 from gpuschedd.core.job import Job
+from gpuschedd.core.model import FirstHead, LengthRow
 from gpuschedd.system.clock import ClockMark
 
 BRIEF_WORDS_MAX, BRIEF_BYTES_MAX = 64, 1_024
@@ -68,6 +69,11 @@ class Age:
     eligible_since_s: float
     age_gained_s: float
     window_since_s: float | None
+    first_head: FirstHead | None = None
+
+
+FIRST_IN_ORDER = "first"  # in the data of a start: who was first in the order
+FIRST_OF_ALL = "first_of_all"  # in the data of a change: an admin put it before everybody's
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +85,13 @@ class Event:
     job_id: JobId | None = None
     uid: int | None = None
     data: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def shown_facts(self) -> Iterator[tuple[str, Any]]:
+        """What a line of text has room for, in words: the rest is for `gq --why`."""
+        for key, value in self.data.items():
+            if key not in (FIRST_IN_ORDER, FIRST_OF_ALL) and value not in (None, [], ()):
+                yield key, value
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +190,7 @@ class Changes:
     gpu_uses: list[GpuUse] = field(default_factory=list)
     health: Mapping[GpuUuid, Remembered] | None = None  # all of it; None: as it was
     attempts: list[AttemptEnd] = field(default_factory=list)
+    lengths: list[LengthRow] = field(default_factory=list)
     events: list[tuple[int, Event]] = field(default_factory=list)  # with their ids
     audits: list[AuditRow] = field(default_factory=list)
     keeps_time: bool = False  # the clock alone is worth a commit
@@ -195,6 +209,7 @@ class Changes:
             or self.gpu_uses
             or self.health is not None
             or self.attempts
+            or self.lengths
             or self.events
             or self.audits
         )
@@ -217,6 +232,7 @@ class Loaded:
     last_event_id: int
     submissions: tuple[Submission, ...]  # the newest RECENT_SUBMISSIONS_LOADED, oldest first
     request_bytes: Mapping[JobId, int]  # of the jobs, environments included
+    lengths: tuple[LengthRow, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

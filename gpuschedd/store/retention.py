@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from gpuschedd.core.job import Job
+from gpuschedd.core.lengths import KEPT_S
 from gpuschedd.store.columns import job_from, write_row
 from gpuschedd.store.queries import grants_of
 
@@ -130,7 +131,7 @@ def _forget_request(db: sqlite3.Connection, job_id: int) -> None:
     row = db.execute("SELECT * FROM job WHERE job_id = ?", (job_id,)).fetchone()
     job = job_from(row, grants_of(db, f"job.job_id = {int(job_id)}"))
     cancel = None if job.cancel is None else replace(job.cancel, reason=None)
-    job = replace(job, whole_note=None, hold_detail=None, cause_detail=None)
+    job = replace(job, length_key=None, whole_note=None, hold_detail=None, cause_detail=None)
     write_row(db, replace(job, cancel=cancel, signals=(), environment=None))
     db.execute("UPDATE attempt SET detail = NULL WHERE job_id = ?", (job_id,))
 
@@ -141,6 +142,7 @@ _ROWS = {
     "event": ("event_id", "event_id <= ?"),
     "audit": ("rowid", "rowid <= ?"),
     "submission": ("uid, submission_id", "at_sched_s < ?"),
+    "length": ("uid, key, gpus", "ended_s < ?"),
     "promise": ("job_id, promised_sched_s", "outcome IS NOT NULL AND outcome_at_s < ?"),
 }
 
@@ -182,6 +184,7 @@ def _limits(db: sqlite3.Connection, ages: Ages, now_sched_s: float, now_s: float
     ).fetchall():
         yield Old("excess", REQUEST_BYTES_PER_UID_MAX, uid=row[0])
     yield Old("submission", now_sched_s - SUBMISSION_KEPT_S)
+    yield Old("length", now_sched_s - KEPT_S)
     yield Old("promise", now_s - ages.events_s)
     yield from _aged(db, "event", "event_id", now_s - ages.events_s)
     yield from _aged(db, "audit", "rowid", now_s - ages.events_s)

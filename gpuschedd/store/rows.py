@@ -15,6 +15,7 @@ from typing import Any
 import msgpack
 
 from gpusched_client.terms import GpuUuid, JobId
+from gpuschedd.core.model import FirstHead, Kind, LengthRow, Run
 from gpuschedd.store.records import (
     Age,
     Brief,
@@ -78,11 +79,50 @@ def gpu_row_from(row: sqlite3.Row) -> GpuRow:
     return GpuRow(**{**values, "sick_until_reboot": bool(values["sick_until_reboot"])})
 
 
+#: The columns of an age, and how many of them there were at first.
+AGE_COLUMNS = (
+    *("eligible_since_s", "age_gained_s", "window_since_s"),
+    *("head_since_s", "head_expected_s"),
+)
+AGE_COLUMNS_AT_FIRST = 3
+
+
+def age_values(age: Age | None) -> dict[str, float | None]:
+    """The columns of an age; None: it has none any more."""
+    if age is None:
+        return dict.fromkeys(AGE_COLUMNS)
+    since_s, expected_s = age.first_head or (None, None)
+    own = (age.eligible_since_s, age.age_gained_s, age.window_since_s)
+    return dict(zip(AGE_COLUMNS, (*own, since_s, expected_s), strict=True))
+
+
+def age_crc(values: Iterable[float | None]) -> int:
+    """Of the columns of an age; one that came later is not summed while it is None."""
+    first, later = (values := tuple(values))[:AGE_COLUMNS_AT_FIRST], values[AGE_COLUMNS_AT_FIRST:]
+    return crc((*first, *(value for value in later if value is not None)))
+
+
 def age_from(row: sqlite3.Row) -> Age:
-    values = (row["eligible_since_s"], row["age_gained_s"], row["window_since_s"])
-    if row["age_crc"] != crc(values):
+    values = tuple(row[column] for column in AGE_COLUMNS)
+    if row["age_crc"] != age_crc(values):
         raise sqlite3.DatabaseError(f"the age of job {row['job_id']} is damaged")
-    return Age(*values)
+    since_s, gained_s, window_since_s, head_since_s, head_expected_s = values
+    first = None if head_since_s is None else FirstHead(head_since_s, head_expected_s)
+    return Age(since_s, gained_s, window_since_s, first)
+
+
+def length_values(row: LengthRow) -> tuple[Any, ...]:
+    """A row of `length`: the newer run first."""
+    newer, *before = reversed(row.runs)
+    return (row.uid, *row.kind, *newer, *(before[0] if before else (None, None)))
+
+
+def length_from(row: sqlite3.Row) -> LengthRow:
+    values = checked(row, "length")
+    before = [Run(values["before_ended_s"], values["before_length_s"])]
+    runs = (*before, Run(values["ended_s"], values["length_s"]))
+    kept = runs[1:] if runs[0].ended_s is None else runs
+    return LengthRow(values["uid"], Kind(values["key"], values["gpus"]), kept)
 
 
 def payload_crc(job_id: int, content: bytes, digest: bytes | None) -> int:

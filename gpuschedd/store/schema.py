@@ -20,6 +20,7 @@ HISTORY = {
     "attempt": "how the attempts of jobs ended",
     "audit": "who was denied what and what administrators did",
     "event": "the events so far",
+    "length": "how long jobs ran, from which it is told how long the next will run",
     "kept": "nothing, it is made out of the requests",
     "unseen": "nothing, it is made anew",
 }

@@ -16,6 +16,7 @@ import msgpack
 
 from gpusched_client.terms import GpuUuid, JobId
 from gpuschedd.core.job import Job
+from gpuschedd.core.model import LengthRow
 from gpuschedd.store import retention, rows
 from gpuschedd.store.census import COUNTED, Census, read_census, require_counts
 from gpuschedd.store.checks import check_newest
@@ -165,6 +166,8 @@ class Store:
         for promise in changes.promises.values():
             census.add("open promises", _write_promise(db, promise))
         _write_gpus(db, changes, census)
+        for length in changes.lengths:
+            _write_length(db, length)
         for end in changes.attempts:
             _write_attempt_end(db, end)
         db.executemany(
@@ -220,6 +223,7 @@ class Store:
             last_event_id=self._census.last_event_id,
             submissions=tuple(rows.submission_from(row) for row in reversed(recent)),
             request_bytes=live_request_bytes(db),
+            lengths=tuple(map(rows.length_from, db.execute("SELECT * FROM length"))),
         )
         found = {"accounts": len(loaded.accounts), "open promises": len(loaded.promises)}
         # Where there are more they are counted beside the service: a start does not read them all.
@@ -386,13 +390,23 @@ def _write_attempt_end(db: sqlite3.Connection, end: AttemptEnd) -> None:
 
 
 def _write_age(db: sqlite3.Connection, job_id: JobId, age: Age | None) -> None:
-    values: tuple[float | None, ...] = (None, None, None)
-    if age is not None:
-        values = (age.eligible_since_s, age.age_gained_s, age.window_since_s)
+    values = rows.age_values(age)
     db.execute(
-        "UPDATE job SET eligible_since_s = ?, age_gained_s = ?, window_since_s = ?, age_crc = ?"
+        f"UPDATE job SET {', '.join(f'{column} = ?' for column in values)}, age_crc = ?"
         " WHERE job_id = ?",
-        (*values, rows.crc(values), job_id),
+        (*values.values(), rows.age_crc(values.values()), job_id),
+    )
+
+
+def _write_length(db: sqlite3.Connection, row: LengthRow) -> None:
+    if not row.runs:
+        key = (row.uid, *row.kind)
+        db.execute("DELETE FROM length WHERE uid = ? AND key = ? AND gpus = ?", key)
+        return
+    values = rows.length_values(row)
+    db.execute(
+        "INSERT OR REPLACE INTO length VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        (*values, rows.crc(values)),
     )
 
 

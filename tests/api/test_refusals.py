@@ -229,7 +229,7 @@ def test_a_user_in_debt_takes_nobody_s_place_among_those_who_are_not_known_yet(
 @pytest.mark.parametrize(
     ("unread", "names"),
     [
-        (Unread.NOTHING, "gpus hello job jobs queue stats status usage wait watch"),
+        (Unread.NOTHING, "gpus hello job jobs queue stats status usage wait watch why"),
         (Unread.FINISHED, "cancel drain gpus_release gpus_resume reload resume top update"),
         (Unread.OPEN, "backup submit"),
     ],

@@ -49,6 +49,7 @@ ENTRIES: dict[str, tuple[dict[str, Any], frozenset[str]]] = {
     "jobs": ({}, ALL),
     "queue": ({}, ALL),
     "job": ({"job_id": "JOB"}, ALL),
+    "why": ({"job_id": "PLACED"}, ALL),
     "wait": ({"job_ids": ["JOB"], "timeout_s": 0}, ALL),
     "watch": ({}, ALL),
     "submit": ({"jobs": [JOB]}, ALL - {STRANGER}),
@@ -118,8 +119,8 @@ async def _reload() -> tuple[tuple[str, ...], tuple[str, ...]]:
     return (), ()
 
 
-def _filled(params: dict[str, Any], job_id: int) -> dict[str, Any]:
-    put = {"JOB": job_id}
+def _filled(params: dict[str, Any], placed: int, job_id: int) -> dict[str, Any]:
+    put = {"JOB": job_id, "PLACED": placed}
     return {
         name: [put.get(each, each) if isinstance(each, str) else each for each in value]
         if isinstance(value, list)
@@ -157,8 +158,10 @@ async def _ask(place: Path, method: str, who: str) -> str | None:
             owner,
             read_request("submit", {"jobs": [{**JOB, "gpus": 4}] * 2}),
         )
-        _, job_id = made.job_ids  # type: ignore[attr-defined]
-        params = _filled(ENTRIES[method][0], JobId(job_id))
+        placed, job_id = map(JobId, made.job_ids)  # type: ignore[attr-defined]
+        while placed not in host.controller.state.holding:
+            await asyncio.sleep(0)
+        params = _filled(ENTRIES[method][0], placed, job_id)
         caller = Connection(Peer(WHO[who].uid, 0, 1))
         try:
             result = await api.handle(caller, read_request(method, params))

@@ -155,3 +155,8 @@ def test_amounts_in_sentences_and_tables_are_short() -> None:
 )
 def test_a_rounded_duration_has_one_unit(seconds: float, text: str) -> None:
     assert duration_about(seconds) == text
+
+
+def test_durations_of_one_kind_stand_beside_each_other_in_one_unit() -> None:
+    assert duration_about(6840, beside_s=7560) == "1.9 h"
+    assert duration_about(180, beside_s=7200) == "3 min"

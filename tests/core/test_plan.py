@@ -9,16 +9,25 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpusched_client.terms import JobId, PendingReason
+from gpuschedd.core import patience, queues
+from gpuschedd.core.lengths import Histories
 from gpuschedd.core.model import (
+    DAY_S,
     GIB,
+    HOUR_S,
     NEVER_S,
     Backfill,
+    FirstHead,
     GpuState,
+    Kind,
+    LengthRow,
     Order,
     Policy,
     Promise,
     PromiseException,
     PromiseOutcome,
+    Rule,
+    Run,
     Topology,
     UserLimit,
 )
@@ -62,6 +71,72 @@ def test_four_job_story_of_a_four_gpu_host() -> None:
     sim.go_to(20.0)
     assert sim.started_s[JobId(2)] == 20.0
     assert [end.outcome for end in sim.promise_ends] == [PromiseOutcome.KEPT]
+
+
+def test_story_of_a_four_gpu_host_without_limits() -> None:
+    """A 2 GPUs, expected 2 h; B 4, head by X; C, 1 h, fits in before; D, unknown, does not; A
+    outlives what was expected, so longer ones do, until after two days all are closed for B.
+    """
+    two, one = (Run(0.0, 2.1 * HOUR_S), Run(1.0, 1.9 * HOUR_S)), (Run(0.0, HOUR_S),)
+    sim = Sim(gpus(4), Policy())
+    sim.histories = Histories([LengthRow(1, Kind("a", 2), two), LengthRow(3, Kind("c", 1), one)])
+
+    def submit(job_id: int, gpus: int, uid: int, key: str) -> None:
+        sim.submit(waiting(job_id, gpus, uid=uid, limit_s=None, length_key=key))
+
+    submit(1, 2, 1, "a")
+    sim.make_pass()
+    submit(2, 4, 2, "b")
+    submit(3, 1, 3, "c")
+    submit(4, 1, 4, "d")
+    made = sim.make_pass()
+    assert made.start_ids == (3,)
+    head = made.reservation
+    assert head is not None
+    assert (head.job_id, head.start_s, head.spare, head.guessed) == (2, 7_215.0, 0, True)
+    assert made.promise is None
+    assert made.reasons[JobId(2)].code is PendingReason.UNLIMITED_JOB
+    assert "no planned end: job 1 has no limit" in made.reasons[JobId(2)].text
+    assert made.reasons[JobId(2)].numbers["expected_at_s"] == 7_215.0
+    assert made.reasons[JobId(4)].code is PendingReason.RESERVED
+    sim.now_s = HOUR_S
+    sim.end(JobId(3))
+    sim.now_s = 7_215.0
+    late = sim.make_pass().reservation
+    assert late is not None
+    assert (late.start_s, late.patient_until_s) == (7_275.0, 180_015.0)
+    submit(5, 1, 3, "c")
+    sim.now_s = 176_000.0
+    assert sim.make_pass().start_ids == (4, 5)  # A has run for 49 h and may need 42 more
+    sim.now_s = 179_600.0
+    sim.end(JobId(5))
+    submit(6, 1, 3, "c")
+    sim.now_s = 180_015.0
+    assert sim.make_pass().start_ids == ()
+    sim.end(JobId(1))
+    sim.end(JobId(4))
+    assert sim.make_pass().start_ids == (2,)
+
+
+def test_a_short_command_behind_many_long_ones_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Too many commands to keep, one request: by guesses each may have an end of its own."""
+    monkeypatch.setattr(queues, "SHAPES_MAX", 1)
+    sim = Sim(gpus(4), Policy())
+    rows = {(1, "a", 2): 2 * HOUR_S, (3, "c", 1): HOUR_S, (3, "z", 1): 9 * HOUR_S}
+    sim.histories = Histories(
+        [LengthRow(uid, Kind(key, n), (Run(0.0, s),)) for (uid, key, n), s in rows.items()]
+    )
+    sim.submit(waiting(1, 2, uid=1, limit_s=None, length_key="a"))
+    sim.make_pass()
+    sim.submit(waiting(2, 4, uid=2, limit_s=None, length_key="b"))
+    for job_id in range(3, 9):
+        sim.submit(waiting(job_id, uid=3, limit_s=None, length_key="z"))
+    sim.submit(waiting(9, uid=3, limit_s=None, length_key="c"))
+    seen = sim.snapshot()
+    (own,) = (queue for queue in seen.queues.gpu if queue.uid == 3)
+    assert (own.shapes, len(own.requests or ())) == (None, 1)
+    for explain in (-1, 0, 50):
+        assert plan(seen, sim.policy, explain).start_ids == (9,)
 
 
 def test_every_reason_names_who_has_the_gpus_that_are_free_first() -> None:
@@ -248,31 +323,133 @@ def test_off_passes_over_a_job_of_unknown_shadow_time() -> None:
     assert made.start_ids == (3,)
 
 
-def test_gpus_are_kept_from_jobs_without_limit_for_one_that_waits_for_such_a_job() -> None:
-    """Free GPUs first: of 4, one holds an unlimited job; X wants all 4."""
+def test_a_job_that_waits_for_one_without_limit_is_head_by_its_expected_end() -> None:
+    """Of 4 GPUs one holds a job without limit, expected to run 24 h; job 2 wants all 4.
+
+    Behind it a job starts if it is expected to have gone by then, also one that has no limit.
+    """
     busy = [running(1, [3], limit_s=None)]
     queue = [
         waiting(2, 4),
-        waiting(3, 1, limit_s=None, uid=2),
-        waiting(4, 1, limit_s=9000.0, uid=3),
+        waiting(3, 1, limit_s=None, uid=2, estimate_s=3600.0),
+        waiting(4, 1, limit_s=None, uid=3, estimate_s=25 * HOUR_S),
+        waiting(5, 1, limit_s=9000.0, uid=4),
     ]
     made = plan(snapshot_of(gpus(4), busy, queue), EXACT)
-    assert made.start_ids == (4,)
-    assert made.reasons[JobId(2)].code is PendingReason.UNLIMITED_JOB
-    assert made.reasons[JobId(2)].blocking_jobs == (1,)
+    assert made.start_ids == (3, 5)
+    assert made.reservation is not None
+    assert (made.reservation.start_s, made.reservation.guessed) == (24 * HOUR_S, True)
+    assert made.promise is None
+    assert made.first_heads == {JobId(2): FirstHead(0.0, 24 * HOUR_S)}
+    why = made.reasons[JobId(2)]
+    assert (why.code, why.blocking_jobs) == (PendingReason.UNLIMITED_JOB, (1,))
+    assert why.text.endswith("no planned end: job 1 has no limit")
+    assert why.numbers["expected_at_s"] == 24 * HOUR_S
+    assert "is expected to run 25 h" in made.reasons[JobId(4)].text
+    # The next pass is due when the next job is expected to end.
+    assert made.next_change_at_s == EXACT.rerank_s
+    late = plan(snapshot_of(gpus(4), busy, queue), replace(EXACT, rerank_s=1e9))
+    assert late.next_change_at_s == 3600.0
 
 
-def test_kept_gpus_are_no_more_than_the_job_needs() -> None:
-    """X wants 3 of 4 with one held for ever: 2 free ones and that one are kept, 1 stays open."""
-    busy = [running(1, [3], limit_s=None), running(5, [2], limit_s=None, decided_s=5.0)]
-    queue = [waiting(2, 3), waiting(3, 1, limit_s=None, uid=2)]
-    made = plan(snapshot_of(gpus(4), busy, queue, now_s=6.0), EXACT)
+def test_what_runs_past_the_hold_may_sit_on_spare_gpus() -> None:
+    """Of 4 GPUs the head wants 3, which are its own from 24 h on: one is free for anybody."""
+    busy = [running(1, [3], limit_s=None), running(6, [2], limit_s=None)]
+    queue = [waiting(2, 3), waiting(3, 1, limit_s=None, uid=2, estimate_s=50 * HOUR_S)]
+    made = plan(snapshot_of(gpus(4), busy, queue), EXACT)
+    assert made.start_ids == (3,)
+    assert made.reservation is not None
+    assert made.reservation.spare == 0
+
+
+def test_no_guess_delays_a_head_that_has_a_planned_end() -> None:
+    """It is held by planned ends: a job without limit has none, whatever is expected of it."""
+    busy = [running(1, [0, 1, 2], limit_s=9000.0)]
+    queue = [waiting(2, 4), waiting(3, 1, limit_s=None, uid=2, estimate_s=60.0)]
+    made = plan(snapshot_of(gpus(4), busy, queue), EXACT)
     assert made.start_ids == ()
-    busy = [running(1, [3], limit_s=None)]
-    queue = [waiting(2, 4, gpu_model="sim"), waiting(3, 1, limit_s=None, uid=2)]
+    assert made.reservation is not None
+    assert not made.reservation.guessed
+
+
+@pytest.mark.parametrize("backfill", list(Backfill))
+def test_patience_closes_gpus_for_a_head_without_a_planned_end(backfill: Backfill) -> None:
+    """First expected at 24 h, it has waited 48 h beyond that: those it could have are closed."""
+    policy = replace(EXACT, backfill=backfill)
+    busy = [
+        running(1, [0], limit_s=None, decided_s=0.0),
+        running(5, [1], limit_s=None, decided_s=70 * HOUR_S),
+        running(6, [2], limit_s=None, decided_s=60 * HOUR_S),
+    ]
+    head = waiting(2, 3, first_head=FirstHead(0.0, 24 * HOUR_S))
+    queue = [head, *(waiting(n, 1, limit_s=60.0, uid=n) for n in (3, 4))]
+    before = plan(snapshot_of(gpus(5), busy, queue, now_s=72 * HOUR_S - 1), policy)
+    after = plan(snapshot_of(gpus(5), busy, queue, now_s=72 * HOUR_S), policy)
+    if backfill is Backfill.OFF:
+        assert before.starts == after.starts == ()
+        return
+    assert before.start_ids == (3, 4)
+    assert before.reservation is not None
+    assert before.reservation.patient_until_s == 72 * HOUR_S
+    # GPUs 3 and 4 are idle, GPU 0 has the oldest job.
+    assert after.starts == ()
+    reason = after.reasons[JobId(3)]
+    assert (reason.code, reason.blocking_jobs) == (PendingReason.RESERVED, (2,))
+    assert "nothing behind it starts" in reason.text
+
+
+def test_a_job_that_starts_caps_its_users_next_one_no_longer() -> None:
+    """That one is older than the head, so it comes before it: in this pass, not in the next."""
+    queue = [
+        waiting(2, 3, uid=2, limit_s=None, age_gained_s=10 * HOUR_S),
+        waiting(3, 1, uid=1, limit_s=None, estimate_s=60.0),
+        waiting(4, 1, uid=1, limit_s=None, since_s=1.0, age_gained_s=50 * HOUR_S),
+    ]
+    seen = snapshot_of(gpus(3), [running(1, [0], limit_s=None, expected_s=600.0)], queue, now_s=2.0)
+    made = plan(seen, EXACT)
+    assert made.start_ids == (3, 4)
+    assert [start.rule for start in made.starts] == [Rule.GAP, Rule.FIRST]
+    assert made.reservation is not None
+    assert made.reservation.start_s == 2.0 + DAY_S
+    assert set(made.reasons) == {2}
+
+
+def test_closed_gpus_are_no_more_than_the_head_asks() -> None:
+    busy = [running(1, [0], limit_s=None), running(5, [1], limit_s=None, decided_s=9.0)]
+    head = waiting(2, 3, first_head=FirstHead(0.0, 0.0), gpu_model="sim")
+    queue = [head, *(waiting(n, 1, limit_s=60.0, uid=n) for n in (3, 4))]
     cards = (*gpus(4), gpu(4, model="other"))
-    made = plan(snapshot_of(cards, busy, queue, now_s=6.0), EXACT)
+    made = plan(snapshot_of(cards, busy, queue, now_s=72 * HOUR_S), EXACT)
     assert [grant.uuid for start in made.starts for grant in start.grants] == [uuid(4)]
+
+
+def test_the_first_expectation_counts_as_at_most_the_guess_after_it_was_made() -> None:
+    first = FirstHead(10.0, 1e9)
+    assert patience.ends_at_s(first, EXACT) == 10.0 + 72 * HOUR_S
+    assert patience.ends_at_s(FirstHead(10.0, 20.0), EXACT) == 20.0 + 48 * HOUR_S
+
+
+def test_the_nvlink_set_closes_whose_jobs_are_all_older() -> None:
+    """Else one whose jobs began after patience ended could take its place again and again."""
+    cards = tuple(gpu(n, island=n // 2) for n in range(4))
+    busy = [running(5, [1], limit_s=None), running(6, [2], limit_s=None, decided_s=50.0)]
+    head = waiting(2, 2, topology=Topology.NVLINK, first_head=FirstHead(0.0, 0.0))
+    queue = [head, *(waiting(n, 1, limit_s=1.0, uid=n) for n in (3, 4))]
+    made = plan(snapshot_of(cards, busy, queue, now_s=72 * HOUR_S), EXACT)
+    assert [grant.uuid for start in made.starts for grant in start.grants] == [uuid(3)]
+
+
+def test_an_unpromised_reservation_counts_against_its_owners_limit() -> None:
+    """Else a later job of the same owner would take its place under the limit."""
+    limits = {1: UserLimit(max_gpus=2)}
+    busy = [running(9, [0], limit_s=None)]
+    queue = [waiting(2, 2), waiting(3, 1, limit_s=60.0)]
+    made = plan(snapshot_of(gpus(2), busy, queue, limits=limits), EXACT)
+    assert made.start_ids == ()
+    assert made.reasons[JobId(3)].code is PendingReason.USER_LIMIT
+    assert plan(snapshot_of(gpus(2), busy, queue), EXACT).start_ids == (3,)
+    # The head itself is within it, so it ages and caps those behind.
+    assert made.horizon.rooms == {1: (2, NEVER_S)}
 
 
 def test_job_that_waits_for_foreign_use_keeps_no_gpus() -> None:
@@ -525,3 +702,46 @@ def test_who_waits_for_gpus_that_the_host_no_longer_has_is_told_which_it_has() -
     now = "the scheduler has 2 GPUs now (sim)"
     assert reasons[JobId(1)].text == (f"needs 4 whole GPUs; only 2 of the GPUs can take it: {now}")
     assert reasons[JobId(2)].text.endswith(f"no GPU can take it: {now}")
+
+
+def test_each_start_is_on_record_with_its_rule_and_the_first_of_the_order() -> None:
+    busy = [running(1, [0], limit_s=600.0)]
+    queue = [
+        waiting(2, 1, limit_s=600.0),
+        waiting(3, 5, limit_s=600.0, uid=2),
+        waiting(4, 1, limit_s=60.0, uid=3, nice=1),
+        waiting(5, 1, limit_s=9000.0, uid=4, nice=2),
+        waiting(6, 0, limit_s=9000.0, uid=5),
+    ]
+    made = plan(snapshot_of(gpus(6), busy, queue), EXACT)
+    told = {start.job_id: (start.rule, start.rank, start.head) for start in made.starts}
+    assert told == {
+        2: (Rule.FIRST, 1, None),
+        4: (Rule.GAP, 3, (3, 600.0)),
+        5: (Rule.SPARE, 4, (3, 600.0)),
+        6: (Rule.SLOT, 1, None),
+    }
+    assert [job_id for job_id, _priority in made.first] == [2, 3, 4, 5]
+    assert not any(start.guessed for start in made.starts)
+    promised = replace(snapshot_of(gpus(6), [], queue), promise=Promise(JobId(3), 0.0, 600.0))
+    assert plan(promised, EXACT).starts[0].rule is Rule.PROMISED
+
+
+def test_a_job_without_gpus_waits_for_no_reservation_of_its_user() -> None:
+    """Its user may have one job at once, and another waits for GPUs."""
+    queue = [waiting(2, 2, limit_s=None), waiting(3, 0, limit_s=None)]
+    busy = [running(1, [0, 1], limit_s=None)]
+    seen = snapshot_of(gpus(2), busy, queue, limits={1: UserLimit(max_jobs=1)})
+    made = plan(seen, replace(EXACT, max_cpu_jobs=2))
+    assert made.reservation is not None
+    assert [(start.job_id, start.rule, start.rank) for start in made.starts] == [(3, Rule.SLOT, 1)]
+
+
+def test_who_loses_a_promise_is_counted_once_in_the_order() -> None:
+    lost = Promise(JobId(2), 0.0, 500.0)
+    old = gpu(1, foreign_bytes=GIB, whole_idle=False, foreign_since_s=-1_000.0)
+    queue = [waiting(2, 2, uid=2), waiting(3, 1, uid=3)]
+    made = plan(replace(snapshot_of((gpu(0), old), [], queue), promise=lost), EXACT)
+    assert made.ended is not None
+    assert [job_id for job_id, _priority in made.first] == [2, 3]
+    assert [(start.job_id, start.rank) for start in made.starts] == [(3, 2)]

@@ -54,6 +54,31 @@ def held(
     return snapshot_of(cards, busy, [job], now_s=now_s, policy=policy, promise=PROMISED)
 
 
+@pytest.mark.parametrize(
+    ("slack_h", "frees_h", "promised_h"),
+    [(24, 30, 30), (24, 24, 24), (24, 2, 24), (0, 2, 2), (1000, 30, 50)],
+)
+def test_a_promise_follows_early_ends_as_far_as_the_slack_from_now(
+    slack_h: int, frees_h: int, promised_h: int
+) -> None:
+    """Nearer than that others may use what they free; and it never moves later."""
+    policy = replace(EXACT, promise_slack_s=slack_h * HOUR_S, promise_within_s=NEVER_S)
+    sim = Sim(gpus(2), policy)
+    sim.submit(waiting(1, uid=1, limit_s=50 * HOUR_S))
+    sim.submit(waiting(2, uid=2, limit_s=frees_h * HOUR_S))
+    sim.make_pass()
+    sim.submit(waiting(3, 2, uid=3))
+    made = sim.make_pass()
+    assert made.promise == Promise(JobId(3), 0.0, 50 * HOUR_S)
+    sim.end(JobId(1))
+    sim.submit(waiting(4, uid=4, limit_s=20 * HOUR_S))
+    made = sim.make_pass()
+    assert made.promise is not None
+    assert made.promise.start_by_s == promised_h * HOUR_S
+    assert made.start_ids == ((4,) if promised_h >= 20 else ())
+    assert sim.promise_ends == []
+
+
 def test_reservation_becomes_a_promise_within_reach() -> None:
     policy = replace(EXACT, promise_within_s=600.0)
     seen = snapshot_of(gpus(1), [running(1, [0], limit_s=600.0)], [waiting(2, 1)])
@@ -225,6 +250,36 @@ def test_nobody_gains_by_what_an_outdated_sample_shows() -> None:
     assert made.promise == PROMISED
     assert made.reservation is not None
     assert made.reservation.start_s == 600.0
+
+
+def test_a_start_that_passes_while_a_sample_is_awaited_is_late_for_that() -> None:
+    """The job on GPU 0 has ended in time; who looked at the GPU since?"""
+    made = plan(held((gpu(0, fresh=False),), [], now_s=601.0), EXACT)
+    assert made.promise == replace(PROMISED, delayed_by=PromiseException.GPU_UNREAD)
+    assert made.reservation is not None
+    assert made.reservation.start_s == 601.0
+    seen = replace(held(gpus(1), [], now_s=603.0), promise=made.promise)
+    ended = plan(seen, EXACT).ended
+    assert ended is not None
+    assert (ended.outcome, ended.exception) == (
+        PromiseOutcome.BROKEN,
+        PromiseException.GPU_UNREAD,
+    )
+
+
+def test_foreign_memory_from_before_the_promise_is_not_blamed_for_what_came_later() -> None:
+    """It was there when the start was promised; the job outlived its end since."""
+    cards = (gpu(0), gpu(1, foreign_bytes=GIB, whole_idle=False, foreign_since_s=-900.0))
+    seen = snapshot_of(
+        cards,
+        [running(1, [0], limit_s=600.0)],
+        [waiting(2, 1)],
+        now_s=661.0,
+        promise=PROMISED,
+    )
+    ended = plan(seen, EXACT).ended
+    assert ended is not None
+    assert ended.exception is PromiseException.STUCK_JOB
 
 
 def test_job_above_its_declaration_is_an_exception() -> None:

@@ -13,6 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpusched_client.terms import JobId
+from gpuschedd.core import lengths
+from gpuschedd.core.aftermath import all_running
 from gpuschedd.core.fairshare import Accounts
 from gpuschedd.core.model import (
     GIB,
@@ -28,6 +30,7 @@ from gpuschedd.core.model import (
     Start,
     Waiting,
 )
+from gpuschedd.core.patience import closed_for
 from gpuschedd.core.plan import plan
 from gpuschedd.core.queues import Queues
 from gpuschedd.core.reservation import Hold, shadow
@@ -96,6 +99,9 @@ def policies() -> st.SearchStrategy[Policy]:
         kill_grace_s=st.sampled_from([0.0, 10.0]),
         launch_allowance_s=st.sampled_from([0.0, 5.0]),
         promise_within_s=st.sampled_from([100.0, 86400.0, NEVER_S]),
+        promise_slack_s=st.sampled_from([0.0, 50.0, 86400.0]),
+        guess_length_s=st.sampled_from([20.0, 200.0, 86400.0]),
+        head_patience_s=st.sampled_from([0.0, 100.0, 86400.0]),
         backfill=st.sampled_from([Backfill.EASY, Backfill.EASY, Backfill.BEFORE_RESERVATION]),
         across_users=st.sampled_from([True, True, False]),
         max_jobs_per_gpu=st.sampled_from([2, 4]),
@@ -205,31 +211,46 @@ def test_off_never_overtakes(
 
 
 @LIGHT
-@given(hosts(), policies(), arrivals())
+@given(hosts(), policies(), arrivals(unlimited=True))
 def test_idle_gpu_beside_a_job_that_fits_is_justified_by_the_reservation(
     cards: tuple[Gpu, ...], policy: Policy, history: list[Arrival]
 ) -> None:
-    """Each job that could sit now and does not would run past T and find no spare."""
+    """Each job that could sit now and does not would run past the hold and find no spare, or is
+    kept from GPUs that patience has closed; and each that starts behind the head may.
+    """
     sim = Sim(cards, policy)
 
     def look(seen: Snapshot, made: Plan) -> None:
         if made.reservation is None:
             return
-        host = _after(seen, made, policy)
         jobs = {job.job_id: job for queue in seen.queues.gpu for job in queue.jobs}
         head = jobs[made.reservation.job_id]
+        expected = made.reservation.guessed
+        host = _after(seen, made, policy, expected=expected)
         need = host.need(head.request, head.uid)
-        found = shadow(host, need)
+        planned = shadow(_after(seen, made, policy), need)
+        assert (planned is None) is expected
+        by_its_kind = shadow(host, need)
+        assert by_its_kind is not None
+        start_by_s = 0.0 if made.promise is None else made.promise.start_by_s
+        assert made.reservation.start_s >= max(by_its_kind.at_s, start_by_s)
+        found = shadow(host, need, made.reservation.start_s)
         assert found is not None
-        assert found.at_s == made.reservation.start_s
         hold = Hold(host, head, need, found)
+        patient_until_s = made.reservation.patient_until_s or NEVER_S
+        is_over = seen.now_s >= patient_until_s
+        closed = closed_for(_after(seen, made, policy, expected=True), need) if is_over else ()
         for job in jobs.values():
             own = host.need(job.request, job.uid)
-            fitting = host.fitting(own)
+            fitting = [slot for slot in host.fitting(own) if slot.position not in closed]
             if job.job_id in made.start_ids or len(fitting) < own.gpus:
                 continue
-            end_s = end_if_decided_s(seen.now_s, job.request.time_limit_s, policy)
-            assert end_s > found.at_s
+            if is_over and policy.backfill is Backfill.BEFORE_RESERVATION:
+                continue
+            length_s = job.request.time_limit_s
+            if expected:
+                length_s = lengths.expected(seen.lengths, job.uid, "", job.request, policy).length_s
+            assert end_if_decided_s(seen.now_s, length_s, policy) > found.at_s
             easy = policy.backfill is Backfill.EASY
             assert not easy or hold.select(own, fitting) is None
 
@@ -237,13 +258,10 @@ def test_idle_gpu_beside_a_job_that_fits_is_justified_by_the_reservation(
     play(cards, policy, history, sim)
 
 
-def _after(seen: Snapshot, made: Plan, policy: Policy) -> Host:
+def _after(seen: Snapshot, made: Plan, policy: Policy, *, expected: bool = False) -> Host:
     """The host with the plan's starts on it."""
-    from gpuschedd.core.forecast import _running
-
-    jobs = {job.job_id: job for queue in seen.queues.gpu for job in queue.jobs}
-    started = tuple(_running(s, jobs[s.job_id], seen.now_s) for s in made.starts)
-    return Host(replace(seen, running=(*seen.running, *started)), policy)
+    running = all_running(seen, made)
+    return Host(replace(seen, running=running), policy, expected=expected)
 
 
 @LIGHT
@@ -291,7 +309,7 @@ def test_queues_restored_from_their_rows_are_the_same(
 
 def _record(queues: Queues, rows: dict[int, Waiting]) -> None:
     """Keep what a store would hold."""
-    insert, remove, settle = queues.insert, queues.remove, queues.settle
+    insert, remove, settle, note = queues.insert, queues.remove, queues.settle, queues.note_heads
 
     def keep(changed: tuple[Waiting, ...]) -> tuple[Waiting, ...]:
         rows.update((row.job_id, row) for row in changed)
@@ -304,6 +322,7 @@ def _record(queues: Queues, rows: dict[int, Waiting]) -> None:
 
     queues.insert = lambda waiting, now_s: keep(insert(waiting, now_s))  # type: ignore[method-assign]
     queues.settle = lambda horizon, now_s: keep(settle(horizon, now_s))  # type: ignore[method-assign]
+    queues.note_heads = lambda firsts: keep(note(firsts))  # type: ignore[method-assign]
     queues.remove = drop  # type: ignore[method-assign]
 
 

@@ -32,7 +32,13 @@ MEASURED = frozenset(
 )
 
 #: The same, and null where nothing was measured yet.
-MEASURED_PERHAPS = frozenset({"gpu_utilization", "utilization"})
+MEASURED_PERHAPS = frozenset(
+    {
+        *("gpu_utilization", "utilization", "expected_run_median_error", "expected_by"),
+        *("expected_run_s", "head_at_s", "head_expected_start_s", "patience_ends_at_s"),
+        *("starts_by_guess", "heads_started", "heads_later_than_expected"),
+    }
+)
 
 #: What jobs that nobody waited for used of a GPU: a sample came in time or did not.
 SAMPLED = frozenset(

@@ -71,6 +71,21 @@ def test_an_id_that_is_named_a_thousand_times_is_judged_once(tmp_path: Path) -> 
     on_host(tmp_path, story)
 
 
+def test_a_new_name_is_what_runs_are_told_apart_by_and_costs_no_age(tmp_path: Path) -> None:
+    async def story(host: Host) -> None:
+        ids = await submitted(host, *[WHOLE] * 5)
+        owner, queues = host.caller(1001), host.controller.state.queues
+        before = queues.get(ids[4])
+        assert before is not None
+        assert before.length_key == "true"
+        request = UpdateRequest(job_ids=(ids[0], ids[4]), name="sweep-17")
+        await host.ask(lambda batch: jobs_update.update(batch, owner, request, None))
+        assert queues.get(ids[4]) == replace(before, length_key="sweep-")
+        assert host.controller.state.jobs[ids[0]].length_key == "sweep-"
+
+    on_host(tmp_path, story)
+
+
 def test_the_planner_is_asked_a_few_times_in_one_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -57,7 +57,7 @@ class Pace:
 
 
 def ended(number: int) -> Job:
-    placed = advance(a_job(number), Placed((), False, 1.0, 10.0))
+    placed = advance(a_job(number), Placed((), False, 1.0, 10.0, 4.0))
     return advance(placed, Gone(JobState.COMPLETED, 5.0, code=0))
 
 

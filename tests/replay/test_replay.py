@@ -38,15 +38,17 @@ def starts_of(path: Path) -> dict[str, float]:
     return {row["job_id"]: float(row["start_s"]) for row in rows}
 
 
+@pytest.mark.parametrize("learn", ["--learn", "--no-learn"])
 @pytest.mark.parametrize("mode", ["off", "easy"])
 @pytest.mark.parametrize(("workload", "gpus"), [("philly8", 8), ("rough64", 64)])
 def test_replay_agrees_job_by_job_with_an_independent_scheduler(
-    tmp_path: Path, workload: str, gpus: int, mode: str
+    tmp_path: Path, workload: str, gpus: int, mode: str, learn: str
 ) -> None:
+    """All have limits: what is learned changes no start."""
     out = tmp_path / "starts.csv"
     done = run(
         str(DATA / f"{workload}.csv.gz"), "--gpus", str(gpus), "--order", "fcfs",
-        "--backfill", mode, "--starts", str(out),
+        "--backfill", mode, learn, "--starts", str(out),
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     expected = starts_of(DATA / f"{workload}.{'fcfs' if mode == 'off' else 'easy'}.csv.gz")
@@ -125,12 +127,64 @@ def test_shared_jobs_run_beside_each_other(tmp_path: Path) -> None:
     assert sorted(starts_of(out).values()) == [0.0, 0.0, 100.0]
 
 
+def test_without_limits_who_ends_before_the_first_by_what_runs_took_starts_before_it(
+    tmp_path: Path,
+) -> None:
+    """4 GPUs: ada's ran 100 s and 1,000 s, she has 2 of them from 2,000 on; bob's head wants 4."""
+    rows = (
+        "a,ada,0,2,100,-1,short\n"
+        "b,ada,500,2,1000,-1,long\n"
+        "hold,ada,2000,2,1000,-1,long\n"
+        "head,bob,2010,4,50,-1,\n"
+        "in,ada,2020,2,100,-1,short\n"
+        "out,ada,2020,2,1000,-1,long\n"
+    )
+    of_the_owner = (",".join(row.split(",")[:-1]) + "\n" for row in rows.splitlines())
+    header = "job_id,user,submit_s,gpus,run_s,limit_s"
+    texts = {"by command": f"{header},command\n{rows}", "by owner": header + "\n"}
+    texts["by owner"] += "".join(of_the_owner)
+    found = {}
+    for named, args in {
+        "by command": (),
+        "by owner": (),
+        "not at all": ("--no-learn",),
+    }.items():
+        path, out = tmp_path / "w.csv", tmp_path / "starts"
+        path.write_text(texts.get(named, texts["by command"]))
+        assert run(str(path), "--gpus", "4", "--starts", str(out), *args).exit_code == 0
+        starts = starts_of(out)
+        found[named] = {name: starts[name] for name in ("head", "in", "out")}
+    assert found["by command"] == {"head": 3000.0, "in": 2020.0, "out": 3050.0}
+    # Of the owner's runs on 2 GPUs the last two count: 550 s are expected of all three. What holds
+    # the GPUs is expected to end at 2,550 s, then at 2,610 and 2,910, then at 3,810.
+    assert found["by owner"] == {"head": 3010.0, "in": 2910.0, "out": 3060.0}
+    # 24 h are expected of all: who starts later ends later, and none is spare.
+    assert found["not at all"] == {"head": 3000.0, "in": 3050.0, "out": 3050.0}
+
+
+def test_patience_and_guess_are_those_of_the_options(tmp_path: Path) -> None:
+    """Expected at 14,400 s by the guess, the first job has closed its GPUs an hour later."""
+    path, out = tmp_path / "w.csv", tmp_path / "starts"
+    path.write_text(
+        "job_id,user,submit_s,gpus,run_s,limit_s\n"
+        "a,ada,0,2,90000,-1\nhead,bob,10,3,50,-1\nc,eva,20000,1,100,100\n"
+    )
+    found = {}
+    for patience in ("48h", "1h"):
+        options = ("--guess-length", "4h", "--head-patience", patience)
+        assert run(str(path), "--gpus", "4", "--starts", str(out), *options).exit_code == 0
+        found[patience] = starts_of(out)["c"]
+    assert found == {"48h": 20000.0, "1h": 90000.0}
+
+
 @pytest.mark.parametrize(
     ("args", "status", "says"),
     [
         (("--gpus", "4", "--host", "4x80G"), 2, "either --gpus N or --host"),
         (("--host", "4 big ones"), 2, "write 4x24G or 2x80G"),
         (("--gpus", "4", "--half-life", "soon"), 2, "write it like"),
+        (("--gpus", "4", "--guess-length", "0"), 2, "a guess of 0 s; it must be from 1 s on"),
+        (("--gpus", "4", "--guess-length", "inf"), 2, "a guess of inf s; it must be"),
     ],
 )
 def test_wrong_options_say_how_to_write_them(
@@ -149,6 +203,10 @@ def test_wrong_options_say_how_to_write_them(
         ("job_id,user,submit_s,gpus,run_s\n1,a,nan,1,5\n", "line 2: submit_s is 'nan'; write"),
         ("job_id,user,submit_s,gpus,run_s\n1,a,-5,1,5\n", "line 2: submit_s is '-5'; write"),
         ("job_id,user,submit_s,gpus,run_s\n1,a,0,1.5,5\n", "line 2: gpus is '1.5'; write a whole"),
+        (
+            "job_id,user,submit_s,gpus,run_s,limit_s\n1,a,0,1,5,-2\n",
+            "line 2: limit_s is '-2'; write seconds from 0, or -1 for no limit",
+        ),
         (
             "job_id,user,submit_s,gpus,run_s,vram_bytes\n1,a,0,1,5,2G\n",
             "line 2: vram_bytes is '2G'; write a whole",

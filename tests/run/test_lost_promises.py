@@ -57,10 +57,10 @@ def test_a_lost_promise_is_told_with_its_cause(daemon: DaemonProcess) -> None:
     with daemon.client() as client:
         promised = _promised(client)
         client.drain(3, "fan")
-        until(lambda: client.job(promised.id).lost_promise_s, "the loss")
+        until(lambda: client.job(promised.id).lost_start_s, "the loss")
         lost = client.job(promised.id)
         assert lost.promised_start_s is None
-        assert lost.lost_promise_s == pytest.approx(promised.promised_start_s, abs=0.01)
+        assert lost.lost_start_s == pytest.approx(promised.promised_start_s, abs=0.01)
         assert lost.lost_promise_cause == f"GPU 3 drained (fan, by {ME})"
         assert _reason_is(client, lost, "GpuUnavailable")
         shown = daemon.run("gq", str(promised.id)).stdout
@@ -164,5 +164,5 @@ def test_a_start_with_another_configuration_ends_the_promise_that_it_leaves_no_r
     _limit(daemon, 3)
     daemon.start()
     with daemon.client() as client:
-        until(lambda: client.job(promised.id).lost_promise_s, "the loss")
+        until(lambda: client.job(promised.id).lost_start_s, "the loss")
         assert client.stats()["promises_lost_by_config"] == 1

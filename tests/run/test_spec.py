@@ -43,7 +43,7 @@ def specs_by(policy: Policy, place: Path) -> SpecMaker:
 def test_an_attempt_is_given_the_grace_that_was_decided_with_it(tmp_path: Path) -> None:
     """Also where the configuration is read again between the decision and the launch."""
     specs = specs_by(Policy(kill_grace_s=1.0), tmp_path)
-    placed = advance(waiting_job(), Placed((), False, 1.0, 60.0))
+    placed = advance(waiting_job(), Placed((), False, 1.0, 60.0, 60.0))
     assert specs.spec(placed, PAYLOAD, ()).kill_grace_s == 60.0
     assert specs.bounds(placed, UNFILTERED).grace_s == 60.0
     assert specs.spec(waiting_job(), PAYLOAD, ()).kill_grace_s == 1.0  # of a probe

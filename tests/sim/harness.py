@@ -151,11 +151,13 @@ class PlayedRunner:
         longest_s = min(400.0, limit_s or 400.0)
         self.world.later(self.world.random.uniform(1.0, longest_s), lambda: self._end(key, "exit"))
 
-    def _end(self, key: JobKey, cause: str) -> None:
+    def _end(self, key: JobKey, cause: str, code: int | None = None) -> None:
+        """`code`: that of an exit; None: any."""
         attempt = self.world.attempts.get(key)
         if attempt is None or attempt.ended is not None or attempt.is_dead:
             return
-        code = self.world.random.choice([0, 0, 3]) if cause == "exit" else None
+        if cause == "exit" and code is None:
+            code = self.world.random.choice([0, 0, 3])
         wall_s, now = self.world.clock.wall_s(), self.world.clock.now
         common: dict[str, Any] = {
             "code": code,
@@ -239,6 +241,26 @@ class PlayedRunner:
         self.look(key)
 
 
+class ToldRunner(PlayedRunner):
+    """Attempts start at once, and end when and as they are told."""
+
+    def launch(self, key: JobKey, uid: int, spec: object) -> None:
+        del uid, spec
+        started = StartedRecord(
+            2, 2, 2, self.world.clock.wall_s(), self.world.clock.now, self.world.clock.boot_id()
+        )
+        self.world.attempts[key] = Attempt(self._claim("supervisor"), started)
+        self.look(key)
+
+    def end(self, job_id: int, cause: str = "exit", code: int | None = None) -> None:
+        """The main process ends, the last one a little later."""
+        self._end((JobId(job_id), 1), cause, code)
+
+    def die(self, job_id: int) -> None:
+        """kill -9 of its supervisor."""
+        self._die((JobId(job_id), 1))
+
+
 async def _done(act: Callable[[], object]) -> None:
     act()
 
@@ -286,15 +308,23 @@ class FickleStore:
 class Host:
     """One daemon on the world; `restart` is what kill -9 and a new start are."""
 
-    def __init__(self, place: Path, seed: int, gpus: int = 4) -> None:
+    def __init__(
+        self,
+        place: Path,
+        seed: int,
+        gpus: int = 4,
+        runner: type[PlayedRunner] = PlayedRunner,
+        settings: tuple[str, ...] = SETTINGS,
+    ) -> None:
         self.place = place
+        self._settings = settings
         self.world = World(random.Random(seed))
         self.gpus = tuple(
             Gpu(uuid=GpuUuid(f"GPU-{index}"), index=index, model="Card", total_bytes=CARD)
             for index in range(gpus)
         )
-        self.settings = config_file.load(Path("none"), SETTINGS)
-        self.runner = PlayedRunner(self)
+        self.settings = config_file.load(Path("none"), settings)
+        self.runner = runner(self)
         self.start()
 
     def start(self) -> None:
@@ -348,7 +378,7 @@ class Host:
 
     def reload(self, *overrides: str) -> Reload:
         """What `gctl reload` does after such a change of the configuration."""
-        self.settings = config_file.load(Path("none"), [*SETTINGS, *overrides])
+        self.settings = config_file.load(Path("none"), [*self._settings, *overrides])
         return self.controller.reconfigure(self.settings)
 
     def reload_midway(self, *overrides: str) -> None:

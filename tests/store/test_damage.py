@@ -15,6 +15,7 @@ import pytest
 
 from gpusched_client.terms import GpuUuid, JobId, JobState
 from gpuschedd.core.job import Gone, Job, Placed, advance
+from gpuschedd.core.model import Kind, LengthRow, Run
 from gpuschedd.store import checks, database
 from gpuschedd.store.database import (
     DATABASE_NAME,
@@ -71,6 +72,7 @@ def filled(place: Path, jobs: int = 6) -> Path:
     changes.gpus[GpuUuid("GPU-a")] = GpuRow(GpuUuid("GPU-a"), 0, 0, "A100", 2**30, 0, 1e9)
     changes.submissions.append(Submission(1000, "one", b"d" * 32, (JobId(1),), 1.0))
     changes.health = {GpuUuid("GPU-a"): Remembered(("x",), 1)}
+    changes.lengths.append(LengthRow(1000, Kind("train.py", 1), (Run(1.0, 60.0),)))
     changes.events.append((1, Event("job_submitted", 1e9, JobId(1), 1000)))
     store.commit(changes)
     store.close()
@@ -137,7 +139,7 @@ def test_a_request_without_its_environment_is_shown_after_its_end(tmp_path: Path
     """It goes with the job's end, and the rest has its checksum still."""
     filled(tmp_path)
     store = Store.open(tmp_path)
-    placed = advance(a_job(2), Placed((), False, 1.0, 10.0))
+    placed = advance(a_job(2), Placed((), False, 1.0, 10.0, 60.0))
     store.commit(Changes(jobs={JobId(2): advance(placed, Gone(JobState.COMPLETED, 5.0, code=0))}))
     payload = store.payload(JobId(2))
     assert payload is not None
@@ -283,7 +285,8 @@ def killed(place: Path, copy: Path) -> Path:
 
 @pytest.fixture
 def left_by_a_kill(tmp_path: Path) -> Path:
-    """Five commits in the log, the sixth job in the last."""
+    """Five commits in the log, the sixth job in the last, and nothing behind them."""
+    opened(tmp_path / "state").close()
     store = opened(tmp_path / "state")
     for number in range(1, 7):
         store.commit(submitted(number))
@@ -579,7 +582,7 @@ def test_a_sound_database_passes_the_long_check(tmp_path: Path) -> None:
 
 
 def _ended(number: int) -> Job:
-    placed = advance(a_job(number), Placed((), False, 1.0, 10.0))
+    placed = advance(a_job(number), Placed((), False, 1.0, 10.0, 60.0))
     return advance(placed, Gone(JobState.COMPLETED, 5.0, code=0))
 
 
@@ -593,6 +596,7 @@ def _ended(number: int) -> Job:
         "UPDATE submission SET job_ids = '[2]'",
         "UPDATE gpu SET drained = 'x'",
         "UPDATE account SET usage_gpu_s = 0",
+        "UPDATE length SET length_s = 7",
         "UPDATE meta SET value = value || ' ' WHERE key = 'health'",
         "DELETE FROM submission",
     ],

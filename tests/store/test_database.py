@@ -63,7 +63,7 @@ def test_what_is_committed_is_loaded_back_the_same(tmp_path: Path) -> None:
     """A running job with grants, a cancel order and signals; its age; the clock."""
     store = Store.open(tmp_path)
     grants = (Grant(GpuUuid("GPU-a"), 19 * GIB, 18 * GIB),)
-    placed = advance(a_job(), Placed(grants, False, 12.0, 60.0))
+    placed = advance(a_job(), Placed(grants, False, 12.0, 60.0, 60.0))
     running = replace(
         advance(placed, Started(1_767_225_601.0, 13.0)),
         cancel=CancelOrder(1000, "alice", 1_767_225_602.0, "typo"),
@@ -100,7 +100,7 @@ def test_an_environment_is_kept_once_and_gone_when_its_last_job_is_final(tmp_pat
     assert db.execute("SELECT count(*) FROM environment").fetchone() == (1,)
     ended = Gone(JobState.COMPLETED, 5.0, code=0, cause=Cause.EXIT)
     for job_id, left in ((JobId(1), 1), (JobId(2), 0)):
-        placed = advance(jobs[job_id], Placed((), False, 1.0, 10.0))
+        placed = advance(jobs[job_id], Placed((), False, 1.0, 10.0, 60.0))
         store.commit(Changes(jobs={job_id: advance(placed, ended)}))
         assert db.execute("SELECT count(*) FROM environment").fetchone() == (left,)
     payload = store.payload(JobId(1))

@@ -19,6 +19,13 @@ import pytest
 
 from gpusched_client import Client
 from gpusched_client.terms import JobState, PendingReason
+from gpuschedd.config.keys import Config
+from gpuschedd.core.fairshare import Accounts
+from gpuschedd.core.job import Job
+from gpuschedd.core.lengths import Basis, expected
+from gpuschedd.core.model import Kind, Policy
+from gpuschedd.core.timeline import expected_end_s
+from gpuschedd.jobs.state import State
 from gpuschedd.store import Store
 from tests.support.daemon import DaemonProcess, clean_up
 
@@ -50,6 +57,8 @@ HELD = {
 }
 #: A promise that was open, a hold by a configuration that bars nobody any more.
 RUNS_BY_ITSELF = ("head", "held-config")
+#: What showed how long such jobs take, of those that ended before.
+TAUGHT = {"done", "late", "before", "promised", "retried"}
 
 
 def write_database(schema: int, path: Path) -> None:
@@ -73,10 +82,16 @@ def hand_over(state_dir: Path) -> None:
 
 
 @pytest.fixture(params=SCHEMAS, ids=lambda schema: f"schema-{schema}")
-def old(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[DaemonProcess]:
+def schema(request: pytest.FixtureRequest) -> int:
+    """Of the daemon that wrote the database."""
+    return int(request.param)
+
+
+@pytest.fixture
+def old(schema: int, tmp_path: Path) -> Iterator[DaemonProcess]:
     """Today's daemon, started on a database of an earlier schema."""
     daemon = DaemonProcess(tmp_path, "4x24G", "--set", "scheduling.kill_grace=1.0")
-    write_database(request.param, daemon.state_dir / NAME)
+    write_database(schema, daemon.state_dir / NAME)
     hand_over(daemon.state_dir)
     try:
         yield daemon.start()
@@ -102,7 +117,9 @@ def test_no_schema_is_without_its_database(tmp_path: Path) -> None:
         ]
 
 
-def test_a_database_of_each_schema_is_read_and_gone_on_with(old: DaemonProcess) -> None:
+def test_a_database_of_each_schema_is_read_and_gone_on_with(
+    old: DaemonProcess, schema: int
+) -> None:
     """All ends as they were; what ran is lost, what waited runs with all that it was given."""
     with old.client() as client:
         ids = ids_of(client)
@@ -120,6 +137,11 @@ def test_a_database_of_each_schema_is_read_and_gone_on_with(old: DaemonProcess) 
         client.update([ids[name] for name in HELD], hold=False)
         released = client.wait([ids[name] for name in HELD], timeout_s=30)
         assert [job.exit_code for job in released] == [7, 0, 0, 0]
+    # What an older daemon was given has no key; how long it ran counts for its owner all the same.
+    with closing(sqlite3.connect(old.state_dir / NAME)) as db:
+        keys = {key for (key,) in db.execute("SELECT key FROM length")}
+    ran_now = {*HELD, *RUNS_BY_ITSELF} - {"held"}  # that one failed at once
+    assert keys == (TAUGHT | ran_now if schema >= 7 else {""})
     assert not re.search("Traceback|damaged|ERROR", old.log.read_text())
 
 
@@ -139,6 +161,49 @@ def test_what_was_written_down_of_old_jobs_is_shown(old: DaemonProcess) -> None:
             4,
         )
         assert db.execute("PRAGMA quick_check").fetchone() == ("ok",)
+
+
+@pytest.mark.parametrize("schema", SCHEMAS)
+def test_what_runs_and_waits_in_an_old_database_has_a_sensible_expected_length(
+    tmp_path: Path, schema: int
+) -> None:
+    """Before 7 nothing was kept: the limit of what has one, for what runs as for what waits."""
+    write_database(schema, tmp_path / "state" / NAME)
+    store = Store.open(tmp_path / "state")
+    state = State.restore(Config(), store.load(), Accounts(Policy()))
+    store.close()
+    jobs = {job.name: job for job in state.jobs.values()}
+    running = next(run for run in state.running() if run.job_id == jobs["running"].job_id)
+    soon_s = running.decided_at_s + 0.5
+    after_s = 5.0 + expected_of_running(schema) + (running.decided_grace_s or 0.0)
+    assert expected_end_s(running, soon_s, state.policy) == running.decided_at_s + after_s
+    waits = [expected_of(state, jobs[name]) for name in ("head", "held")]
+    assert waits == ([(1.0, Basis.OWNER)] * 2 if schema >= 7 else [(3600.0, Basis.LIMIT), GUESS])
+
+
+GUESS = (86_400.0, Basis.GUESS)
+
+
+def expected_of_running(schema: int) -> float:
+    """From 7 on what its owner's runs of a moment had shown: a second at least."""
+    return 1.0 if schema >= 7 else 3600.0
+
+
+def expected_of(state: State, job: Job) -> tuple[float, Basis]:
+    """How long a waiting job will probably run, and by what."""
+    key, lengths = job.length_key or "", state.histories.view()
+    return expected(lengths, job.uid, key, job.request, state.policy)[:2]
+
+
+def test_the_lengths_of_a_database_are_read(tmp_path: Path) -> None:
+    """Of those that count: not of who failed at once, was cancelled or lost; TIMEOUT its limit."""
+    write_database(7, tmp_path / "state" / NAME)
+    store = Store.open(tmp_path / "state")
+    rows = {row.kind: row for row in store.load().lengths}
+    store.close()
+    assert {kind.key for kind in rows} == TAUGHT
+    assert {kind.gpus for kind in rows} == {0, 1, 4}
+    assert [run.length_s for run in rows[Kind("late", 0)].runs] == [1.0]
 
 
 @pytest.mark.parametrize("schema", SCHEMAS[:-1])

@@ -13,8 +13,10 @@ import pytest
 
 from gpusched_client.terms import GpuUuid, JobId, JobState
 from gpuschedd.config.keys import Config
+from gpuschedd.core import lengths
 from gpuschedd.core.job import CancelOrder, Gone, Job, Placed, advance
-from gpuschedd.core.model import Grant
+from gpuschedd.core.lengths import Histories
+from gpuschedd.core.model import Grant, Kind, LengthRow, Run
 from gpuschedd.jobs.batch import Batch
 from gpuschedd.jobs.principal import STRANGERS
 from gpuschedd.jobs.upkeep import Upkeep
@@ -46,7 +48,7 @@ def submit(store: Store, number: int, uid: int = 1000, script_bytes: int = 0) ->
 def end(store: Store, job: Job, day: float) -> Job:
     """It ran on a GPU, was signalled and cancelled, and has all texts that a job can have."""
     grant = Grant(GpuUuid("GPU-a"), 19, 18)
-    running = advance(job, Placed((grant,), False, 1.0, 10.0))
+    running = advance(job, Placed((grant,), False, 1.0, 10.0, 60.0))
     gone = Gone(JobState.CANCELLED, 5.0, code=None, signal=15, detail="d" * 4_000)
     ended = advance(replace(running, signals=tuple((n, 10) for n in range(100))), gone)
     ended = replace(
@@ -54,6 +56,7 @@ def end(store: Store, job: Job, day: float) -> Job:
         cancel=CancelOrder(1000, "alice", 4.0, "r" * 256),
         whole_note="w" * 500,
         hold_detail="h" * 500,
+        length_key="python train.py --secret",
     )
     changes = Changes(mark=mark(day), jobs={job.job_id: ended})
     changes.gpu_index_of[GpuUuid("GPU-a")] = 3
@@ -92,6 +95,7 @@ def test_a_request_goes_with_its_texts_and_the_job_stays(tmp_path: Path) -> None
         assert [use.peak_bytes for use in history.gpu_uses(ended.job_id)] == [7]
     assert left == replace(
         ended,
+        length_key=None,
         cause_detail=None,
         whole_note=None,
         hold_detail=None,
@@ -105,6 +109,44 @@ def test_a_request_goes_with_its_texts_and_the_job_stays(tmp_path: Path) -> None
     again = Store.open(tmp_path)
     assert again.load().jobs == (waiting,)
     again.close()
+
+
+def ran(uid: int, key: str, day: float) -> LengthRow:
+    return LengthRow(uid, Kind(key, 1), (Run(day * DAY_S, 60.0),))
+
+
+def test_what_runs_took_is_forgotten_after_ninety_days(tmp_path: Path) -> None:
+    """From its newest run on; whoever's it is."""
+    store = Store.open(tmp_path)
+    again = LengthRow(1000, Kind("again", 1), (Run(0.0, 60.0), Run(5 * DAY_S, 70.0)))
+    store.commit(Changes(lengths=[ran(1000, "old", 1.0), ran(2000, "newer", 2.0), again]))
+    forget(store, 90.9)
+    assert count(store, "length") == 3
+    forget(store, 91.1)
+    assert {row.kind.key for row in store.load().lengths} == {"newer", "again"}
+    forget(store, 94.9)
+    assert store.load().lengths == (again,)
+    forget(store, 95.1)
+    assert store.load().lengths == ()
+    store.close()
+
+
+def test_a_user_of_many_commands_keeps_the_newest_and_costs_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the database as in memory: what is written is what a restart finds."""
+    monkeypatch.setattr(lengths, "ROWS_PER_USER_MAX", 3)
+    store = Store.open(tmp_path)
+    histories = Histories()
+    for number in range(20):
+        for uid in (1000, 2000):
+            kind = Kind(f"command {number % (8 if uid == 1000 else 2)}", 1)
+            rows = histories.note(uid, kind, Run(float(number), 60.0))
+            store.commit(Changes(lengths=list(rows)))
+    assert count(store, "length WHERE uid = 1000") == 3
+    assert count(store, "length WHERE uid = 2000") == 2
+    assert Histories(store.load().lengths).view() == histories.view()
+    store.close()
 
 
 def test_what_is_left_of_a_job_is_small(tmp_path: Path) -> None:
@@ -144,7 +186,7 @@ def test_what_one_batch_of_many_ends_leaves_too_much_goes_soon(
     monkeypatch.setattr(retention, "REQUEST_BYTES_PER_UID_MAX", 50_000)
     store = Store.open(tmp_path)
     jobs = [submit(store, number, script_bytes=9_000) for number in range(1, 101)]
-    placed = [advance(job, Placed((), False, 1.0, 10.0)) for job in jobs]
+    placed = [advance(job, Placed((), False, 1.0, 10.0, 60.0)) for job in jobs]
     ended = [advance(job, Gone(JobState.CANCELLED, 5.0)) for job in placed]
     monkeypatch.setattr(retention, "REQUESTS_PER_DROP", 10)
     store.commit(Changes(mark=mark(0), jobs={job.job_id: job for job in ended}))

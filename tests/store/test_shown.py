@@ -30,7 +30,7 @@ def place(tmp_path: Path) -> Path:
     job = replace(job, request=replace(job.request, gpu_model=SLY))
     gone = Gone(JobState.CANCELLED, 5.0, cause=Cause.CANCELLED, detail=SLY)
     changes = Changes(
-        jobs={JobId(1): advance(advance(job, Placed((), False, 1.0, 10.0)), gone)},
+        jobs={JobId(1): advance(advance(job, Placed((), False, 1.0, 10.0, 60.0)), gone)},
         payloads={JobId(1): a_payload()},
         accounts={1000: UsageRow(1000, SLY, 5.0, 0.0, 1.0, 1e9)},
         events=[(1, Event("job_ended", 1e9, JobId(1), 1000, {"reason": SLY, "x": "\x7f"}))],

@@ -10,17 +10,23 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gpusched_client.terms import GpuUuid, JobId
+from gpuschedd.core import aftermath, lengths
 from gpuschedd.core.fairshare import Accounts, charge_rate
+from gpuschedd.core.lengths import Histories
 from gpuschedd.core.model import (
     GIB,
+    NEVER_S,
+    FirstHead,
     Gpu,
     Grant,
+    Kind,
     Plan,
     Policy,
     Promise,
     PromiseEnd,
     Request,
     Reservation,
+    Run,
     RunningJob,
     Snapshot,
     UserLimit,
@@ -30,7 +36,7 @@ from gpuschedd.core.plan import plan
 from gpuschedd.core.queues import Queues, rested
 from gpuschedd.core.snapshot import build_snapshot
 
-EXACT = Policy(kill_grace_s=0.0, launch_allowance_s=0.0)
+EXACT = Policy(kill_grace_s=0.0, launch_allowance_s=0.0, promise_slack_s=0.0)
 CARD_BYTES = 80 * GIB
 MARGIN = Policy().margin_bytes
 
@@ -131,17 +137,24 @@ def _row(uid: int, used: float, now_s: float) -> Any:
 
 @dataclass
 class Sim:
-    """A host that obeys plans. `lasts_s` of a job is chosen at its submission."""
+    """A host that obeys plans. `lasts_s` of a job is chosen at its submission.
+
+    `timely`: passes are made when a plan asks for one, too, not only when something happens.
+    """
 
     cards: tuple[Gpu, ...]
     policy: Policy = EXACT
     shares: dict[int, float] = field(default_factory=dict)
     limits: dict[int, UserLimit] = field(default_factory=dict)
     now_s: float = 0.0
+    timely: bool = False
 
     def __post_init__(self) -> None:
         self.queues = Queues(self.policy)
         self.accounts = Accounts(self.policy)
+        self.histories = Histories()
+        self.keys: dict[JobId, str] = {}  # by which the runs of a job are told from others
+        self.first_heads: dict[JobId, FirstHead] = {}
         self.running: dict[JobId, RunningJob] = {}
         self.lasts_s: dict[JobId, float] = {}
         self.started_s: dict[JobId, float] = {}
@@ -157,6 +170,7 @@ class Sim:
         """A job arrives now. It lasts its limit where nothing is said."""
         limit_s = job.request.time_limit_s
         self.lasts_s[job.job_id] = lasts_s if lasts_s is not None else (limit_s or 1e18)
+        self.keys[job.job_id] = job.length_key
         self.queues.insert(rested(replace(job, submitted_at_s=self.now_s), self.now_s), self.now_s)
 
     def snapshot(self) -> Snapshot:
@@ -171,6 +185,7 @@ class Sim:
             limits=self.limits,
             promise=self.promise,
             reservation=self.reservation,
+            lengths=self.histories.view(),
         )
 
     def make_pass(self) -> Plan:
@@ -181,19 +196,8 @@ class Sim:
             self.on_plan(seen, made)
         for start in made.starts:
             job = self.queues.remove(start.job_id, self.now_s)[0]
-            limit_s = job.request.time_limit_s
-            self.running[start.job_id] = RunningJob(
-                job_id=start.job_id,
-                uid=job.uid,
-                user=job.user,
-                request=job.request,
-                grants=start.grants,
-                whole=start.whole,
-                exclusive=start.exclusive,
-                decided_at_s=self.now_s,
-                started_at_s=self.now_s,
-                time_limit_s=limit_s,
-                decided_limit_s=limit_s,
+            self.running[start.job_id] = aftermath.running(
+                start, job, self.now_s, started_at_s=self.now_s
             )
             self.started_s[start.job_id] = self.now_s
             rate = charge_rate(
@@ -204,6 +208,8 @@ class Sim:
             )
             self.accounts.set_rate(job.uid, start.job_id, rate, self.now_s)
         self.queues.settle(made.horizon, self.now_s)
+        self.queues.note_heads(made.first_heads)
+        self.first_heads |= made.first_heads
         if made.promise is not None and made.promise != self.promise:
             self.promised.append(made.promise)
         if made.ended is not None:
@@ -212,26 +218,35 @@ class Sim:
         return made
 
     def end(self, job_id: JobId) -> None:
-        """A job ends now."""
+        """A job ends now, by itself; what it shows of such jobs is kept."""
         job = self.running.pop(job_id)
         self.accounts.set_rate(job.uid, job_id, 0.0, self.now_s)
         self.ended_s[job_id] = self.now_s
+        ran_s = self.now_s - self.started_s[job_id]
+        if lengths.counts(ran_s, job.expected_s or 0.0, by_itself=True, failed=False):
+            kind = Kind(self.keys[job_id], job.request.gpus)
+            self.histories.note(job.uid, kind, Run(self.now_s, ran_s))
 
     def next_end_s(self) -> float:
         """When the next running job truly ends."""
         return min(
             (self.started_s[job_id] + self.lasts_s[job_id] for job_id in self.running),
-            default=float("inf"),
+            default=NEVER_S,
         )
+
+    def next_step_s(self) -> float:
+        """When the next pass is due though nobody submits."""
+        asked_s = self.last.next_change_at_s if self.timely and self.last is not None else None
+        return min(self.next_end_s(), NEVER_S if asked_s is None else asked_s)
 
     def go_to(self, until_s: float) -> None:
         """Let time pass: all ends of one instant, then a pass; a pass at until_s as well."""
-        while (end_s := self.next_end_s()) <= until_s:
-            self.now_s = end_s
+        while (step_s := self.next_step_s()) <= until_s:
+            self.now_s = step_s
             ends = [
                 job_id
                 for job_id in self.running
-                if self.started_s[job_id] + self.lasts_s[job_id] <= end_s
+                if self.started_s[job_id] + self.lasts_s[job_id] <= step_s
             ]
             for job_id in ends:
                 self.end(job_id)

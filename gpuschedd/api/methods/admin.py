@@ -28,6 +28,10 @@ async def stats(call: Call, _request: StatsRequest) -> Response:
     counters |= {f"jobs_{name.lower()}": count for name, count in states.items()}
     counters |= {f"promises_{name}": count for name, count in promises.items()}
     counters |= {
+        "starts_by_guess": state.expectations.total.by_guess,
+        "heads_started": state.expectations.total.heads,
+        "heads_later_than_expected": state.expectations.total.late_heads,
+        "expected_run_median_error": state.expectations.total.median_error,
         "pass_seconds_last": call.controller.pass_s_last,
         "watchers": call.services.subscriptions.watching,
         "gpus": len(state.gpus),

@@ -91,7 +91,7 @@ async def usage(call: Call, _request: UsageRequest) -> Response:
     holding = Counter(state.jobs[job_id].uid for job_id in state.holding)
     users = []
     for uid, user in names.items():
-        standing = snapshot.standings.get(uid)
+        standing, tally = snapshot.standings.get(uid), state.expectations.of(uid)
         users.append(
             UsageView(
                 user=user,
@@ -102,6 +102,10 @@ async def usage(call: Call, _request: UsageRequest) -> Response:
                 running_jobs=holding[uid],
                 running_gpus=controller.charging.rate_of_user(uid),
                 pending_jobs=state.live_of[uid] - holding[uid],
+                expected_run_median_error=tally.median_error,
+                starts_by_guess=tally.by_guess,
+                heads_started=tally.heads,
+                heads_later_than_expected=tally.late_heads,
             )
         )
     users.sort(key=lambda view: (-(view.factor or 0.0), view.user))

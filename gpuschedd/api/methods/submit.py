@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from gpusched_client import __version__
@@ -13,8 +14,9 @@ from gpusched_client.wire.submit_messages import SubmitRequest, SubmitResult
 from gpuschedd.api.limits import ROWS_AT_ONCE
 from gpuschedd.api.methods.reading import read
 from gpuschedd.api.registry import Call, handles
-from gpuschedd.core.advice import beyond_limit
+from gpuschedd.core.advice import beyond_limit, hints_for
 from gpuschedd.core.advice import warnings_for as advice_for
+from gpuschedd.core.job import Job
 from gpuschedd.core.plan import plan as make_plan
 from gpuschedd.core.plan import reason_of
 from gpuschedd.jobs import gates, submit
@@ -55,7 +57,24 @@ def _advised(call: Call, result: SubmitResult) -> SubmitResult:
     jobs = [state.jobs[job_id] for job_id in ids if job_id in state.jobs]
     most = call.controller.snapshots.limit_of(call.caller.user).max_gpus
     advice = (*beyond_limit(jobs, most), *advice_for(jobs, state.gpus, state.policy))
-    return replace(result, warnings=(*result.warnings, *advice)) if advice else result
+    hints = _hints(call, jobs)
+    return replace(result, warnings=(*result.warnings, *advice), hints=hints)
+
+
+def _hints(call: Call, jobs: Sequence[Job]) -> tuple[str, ...]:
+    """What a time limit would bring, of jobs that have none."""
+    state = call.state
+    return hints_for(
+        jobs,
+        state.histories.view(),
+        state.policy,
+        longest_s=state.config.scheduling.max_time_limit_s,
+        all_limited=all(
+            state.jobs[job_id].request.time_limit_s is not None
+            for job_id in state.holding
+            if state.jobs[job_id].grants
+        ),
+    )
 
 
 async def _dry_run(call: Call, request: SubmitRequest) -> SubmitResult:
@@ -93,4 +112,10 @@ async def _tried(call: Call, request: SubmitRequest) -> SubmitResult:
             named = "GPU " if len(numbers) == 1 else "GPUs "
             would_start.append(named + ", ".join(map(str, numbers)) if numbers else "no GPU")
             reasons.append("")
-    return replace(result, job_ids=(), would_start=tuple(would_start), reasons=tuple(reasons))
+    return replace(
+        result,
+        job_ids=(),
+        would_start=tuple(would_start),
+        reasons=tuple(reasons),
+        hints=_hints(call, [job for job in trial if job is not None]),
+    )

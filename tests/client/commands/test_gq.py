@@ -331,7 +331,7 @@ WELL_ENDED_DETAIL = view(
 )  # fmt: skip
 LOST_PROMISE_DETAIL = view(
     44, gpus=4, queue_position=1, expected_start_s=NOW_S + 90_000,
-    lost_promise_s=NOW_S + 5400, lost_promise_cause="GPU 3 drained (fan, by root)",
+    lost_start_s=NOW_S + 5400, lost_promise_cause="GPU 3 drained (fan, by root)",
     reason={"code": "GpuUnavailable", "text": "needs 4 GPUs, 3 are in service"},
     events=[
         {"at_s": NOW_S - 90, "kind": "start_promised", "text": "start_by_s ..",
@@ -509,10 +509,96 @@ def test_usage_shows_shares_and_factors(serve: Serve, run: Any, golden: Any) -> 
     users = [
         {"user": "alice", "uid": 1, "usage_gpu_s": 0, "shares": 1, "factor": 1.0,
          "running_jobs": 3, "running_gpus": 2.5416666, "pending_jobs": 2},
-        {"user": "bob", "uid": 2, "usage_gpu_s": 86_400, "shares": 2.5, "factor": 0.25},
+        {"user": "bob", "uid": 2, "usage_gpu_s": 86_400, "shares": 2.5, "factor": 0.25,
+         "expected_run_median_error": 0.316, "starts_by_guess": 12, "heads_started": 5,
+         "heads_later_than_expected": 2},
     ]  # fmt: skip
     serve({"usage": lambda _: {"users": users}})
     golden("gq-usage", run(cli, "--usage").text)
+
+
+WHY = {
+    "job_id": 7, "placed_at_s": NOW_S + 5, "gpu_indices": [0, 3], "rule": "gap", "rank": 14,
+    "head": 5, "head_start_s": NOW_S + 4_860, "guessed": True,
+    "first": [{"job_id": 5, "priority": 1203.4}, {"job_id": 6, "priority": 998.0}],
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("midnight")
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        (
+            {},
+            "in the gap before job 5's expected start at 01:21:00: it was expected to end by then.",
+        ),
+        (
+            {"guessed": False},
+            "in the gap before job 5's start at 01:21:00: its limit ends it by then.",
+        ),
+        (
+            {"rule": "spare", "guessed": False},
+            "on GPUs to spare beside job 5's start at 01:21:00.",
+        ),
+        ({"rule": "promised"}, "its start was promised."),
+        ({"rule": "slot"}, "a slot for jobs without GPUs was free."),
+        ({"rule": "first"}, "first in order."),
+        (
+            {"rule": "first", "over_limits": 2, "without_end": 1},
+            "first in order of those that could start (2 before it were over the limits of their "
+            "users, 1 before it needs what no job's end brings).",
+        ),
+    ],
+)
+def test_why_a_job_was_placed_names_the_rule_and_who_stood_before_it(
+    serve: Serve, run: Any, changes: dict[str, Any], told: str
+) -> None:
+    server = serve({"why": lambda _: {**WHY, **changes}})
+    lines = run(cli, "--why", "7").out.splitlines()
+    assert server.requests == [("why", {"job_id": 7})]
+    assert lines == [
+        "Job 7 was placed on GPU 0, 3 at 00:00:05.",
+        f"Rule: {told}",
+        "It was number 14 of those that were looked at. The first of them:",
+        "PLACE  JOBID  PRIORITY",
+        "    1      5    1203.4",
+        "    2      6     998.0",
+    ]
+
+
+@pytest.mark.usefixtures("midnight")
+def test_who_put_a_job_first_is_told_with_why(serve: Serve, run: Any) -> None:
+    facts = {"nice": -1_000, "put_first_by": "root\x1b"}
+    serve({"why": lambda _: {**WHY, **facts}})
+    assert "It was put first by root\\x1b." in run(cli, "--why", "7").out
+    facts = {"nice": 50}
+    assert "Its nice value was 50." in run(cli, "--why", "7").out
+    assert json.loads(run(cli, "--why", "7", "--json").out)["rule"] == "gap"
+
+
+@pytest.mark.usefixtures("midnight")
+def test_a_job_without_planned_end_says_when_it_is_expected_and_by_what(
+    serve: Serve, run: Any
+) -> None:
+    """In its reason, in START, by its length and by what patience does for it."""
+    waits = view(
+        9, gpus=4, time_limit_s=-1, expected_start_s=NOW_S + 3_600, expected_run_s=7_560.0,
+        expected_by="last two runs of train.py", head_at_s=NOW_S - 60,
+        head_expected_start_s=NOW_S + 1_800, patience_ends_at_s=NOW_S + 7_200,
+        reason={"code": "UnlimitedJob", "text": "no planned end: jobs 3 and 9 have no limit",
+                "numbers": {"expected_at_s": NOW_S + 3_600}},
+    )  # fmt: skip
+    serve({"job": lambda _: waits, **listing([waits])})
+    text = " ".join(run(cli, "9").out.split())
+    assert "no planned end: jobs 3 and 9 have no limit; expected 01:00 " in text
+    assert "Start: expected 01:00:00" in text
+    assert "to run 2.1 h (last two runs of train.py); no limit" in text
+    assert (
+        "expected then to start at 00:30:00; from 02:00:00 on nothing behind it starts on" in text
+    )
+    row = run(cli).out.splitlines()[1]
+    assert "expected 01:00" in row
+    assert row.endswith("jobs 3 and 9 have no limit; expected 01:00")
 
 
 def test_questions_that_exclude_each_other_are_usage_errors(run: Any, golden: Any) -> None:

@@ -41,7 +41,18 @@ GIB = 2**30
             "the promise was lost: GPU 3 drained (fan)",
         ),
         ("job_placed", {"gpus": [0, 3]}, "placed on GPU 0, 3"),
-        ("job_placed", {"gpus": []}, "placed, without a GPU"),
+        ("job_placed", {"gpus": []}, "placed without a GPU"),
+        (
+            "job_placed",
+            {"gpus": [1], "rule": "first", "rank": 1},
+            "placed on GPU 1: first in order",
+        ),
+        (
+            "job_placed",
+            {"gpus": [1], "rule": "gap", "head": 5, "head_start_s": 1_767_225_600},
+            "placed on GPU 1: in the gap before job 5's start at 00:00:00: "
+            "its limit ends it by then",
+        ),
         ("job_started", {}, "started"),
         (
             "job_near_limit",

@@ -204,6 +204,7 @@ def test_every_request_at_its_defaults_survives_the_wire(method: str) -> None:
     samples: dict[str, dict[str, Any]] = {
         "submit": {"jobs": [JOB]},
         "job": {"job_id": 1},
+        "why": {"job_id": 1},
         "cancel": {"job_ids": [1]},
         "update": {"job_ids": [1], "nice": 5},
         "wait": {"job_ids": [1, 2], "timeout_s": 1.5},
