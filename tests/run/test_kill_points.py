@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import pytest
 
@@ -33,8 +34,8 @@ POINTS_IN_PARALLEL = 4
 SOME_POINTS = tuple(
     (call, number)
     for call, numbers in {
-        "pwrite64": (1, 2, 4, 7, 11, 16, 22, 29, 37, 56, 90, 140),
-        "fdatasync": (1, 2, 3, 4, 5, 6, 7, 8),
+        "pwrite64": (1, 2, 4, 7, 11, 16, 22, 29, 37, 56, 90, 140, 180, 230, 270, 310),
+        "fdatasync": (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 20),
         "fsync": (1, 2, 3, 4),
         "mkdir": (1, 2),
         "rmdir": (1,),
@@ -50,8 +51,29 @@ SOME_POINTS = tuple(
 T = TypeVar("T")
 
 
+class Told(NamedTuple):
+    """The jobs of the story."""
+
+    finished: int
+    lesson: int  # it shows how long such a job takes
+    running: int  # without limit
+    head: int  # waits for that one, by what it is expected to take
+    cancelled: int
+
+
+class Expectations(NamedTuple):
+    """What is on record of them, which nothing changes once it is there."""
+
+    of_running_s: float
+    head_since_s: float
+    head_expected_s: float
+    lessons: tuple[tuple[Any, ...], ...]  # key, GPUs, how many seconds it took
+
+
 class Story:
-    """A job that finishes, one that is given a limit and cancelled; a daemon killed at a point."""
+    """A job that finishes, one that others learn from, one without limit, a head that waits for it,
+    one that is given a limit and cancelled; a daemon killed at a point.
+    """
 
     def __init__(self, place: Path, begun: Path, call: str, number: int) -> None:
         """`begun`: a state directory with a database: the story is no first start."""
@@ -71,38 +93,73 @@ class Story:
         daemon = self.daemon
         process = daemon.spawn()
         daemon.wrapper = []
-        finished, cancelled = self._tell()
+        told, kept = self._tell()
         was_killed = process.poll() is not None
         if not was_killed:
             # The point lies in the orderly stop, or nowhere.
             daemon.end_traced()
             was_killed = process.returncode not in (0, None)
             daemon.start()
-        self._check(finished, cancelled)
+        self._check(told, kept)
         clean_up(daemon)
         return was_killed
 
-    def _tell(self) -> tuple[int, int]:
+    def _tell(self) -> tuple[Told, Expectations]:
         line = f"echo $GPUSCHED_JOB_ID.$GPUSCHED_ATTEMPT >> {self.record}"
-        finished = self._retry(
-            lambda client: (
-                client.submit(
-                    shell=f"{line}; exit 3", cwd="/tmp", output="/dev/null", submission_id="one"
-                ).id
-            )
-        )
+        finished = self._submit("finished", f"{line}; exit 3")
         self._retry(lambda client: client.wait(finished, timeout_s=30))
-        cancelled = self._retry(
-            lambda client: (
-                client.submit(
-                    shell=f"{line}; sleep 60", cwd="/tmp", output="/dev/null", submission_id="two"
-                ).id
-            )
-        )
+        lesson = self._submit("lesson", line)
+        self._retry(lambda client: client.wait(lesson, timeout_s=30))
+        running = self._submit("running", f"{line}; exec sleep 600", estimate=3600)
+        self._until(lambda client: client.job(running).state is JobState.RUNNING)
+        head = self._submit("head", line, gpus=2)
+        self._until(lambda client: client.job(head).reason is not None and self._is_head(head))
+        kept = self._expectations(running, head)
+        cancelled = self._submit("cancelled", f"{line}; sleep 60", gpus=0)
         self._retry(lambda client: client.update([cancelled], time_limit="1h"))
         self._retry(lambda client: client.cancel([cancelled]))
         self._retry(lambda client: client.wait(cancelled, timeout_s=30))
-        return finished, cancelled
+        return Told(finished, lesson, running, head, cancelled), kept
+
+    def _submit(self, name: str, line: str, gpus: int = 1, estimate: int | None = None) -> int:
+        """Its submission id is its name: it is submitted once, however often that is tried."""
+
+        def act(client: Client) -> int:
+            job = client.submit(
+                shell=line,
+                name=name,
+                gpus=gpus,
+                estimate=estimate,
+                cwd="/tmp",
+                output="/dev/null",
+                submission_id=name,
+            )
+            return job.id
+
+        return self._retry(act)
+
+    def _until(self, condition: Callable[[Client], bool]) -> None:
+        until(lambda: self._retry(condition), f"{self.point}: the story goes on")
+
+    def _rows(self, query: str, *values: int) -> list[tuple[Any, ...]]:
+        with closing(sqlite3.connect(self.daemon.state_dir / "gpuschedd.sqlite3")) as db:
+            return db.execute(query, values).fetchall()
+
+    def _is_head(self, job_id: int) -> bool:
+        query = "SELECT head_since_s FROM job WHERE job_id = ?"
+        return self._rows(query, job_id) != [(None,)]
+
+    def _expectations(self, running: int, head: int) -> Expectations:
+        query = "SELECT decided_expected_s FROM job WHERE job_id = ?"
+        ((of_running_s,),) = self._rows(query, running)
+        query = "SELECT head_since_s, head_expected_s FROM job WHERE job_id = ?"
+        ((since_s, expected_s),) = self._rows(query, head)
+        # The cancelled one may have shown, too, that it can run longer than expected.
+        lessons = self._rows(
+            "SELECT key, gpus, length_s, before_length_s FROM length WHERE key = 'lesson'"
+        )
+        assert [row[3] for row in lessons] == [None], f"{self.point}: one run, once"
+        return Expectations(of_running_s, since_s, expected_s, tuple(row[:3] for row in lessons))
 
     def _retry(self, act: Callable[[Client], T]) -> T:
         """Do it on a daemon that may die at any moment; start it again when it did."""
@@ -120,16 +177,24 @@ class Story:
         until(attempt, f"{self.point}: the story goes on")
         return done[0]
 
-    def _check(self, finished: int, cancelled: int) -> None:
+    def _check(self, told: Told, kept: Expectations) -> None:
+        states = (
+            *(JobState.FAILED, JobState.COMPLETED, JobState.RUNNING),
+            *(JobState.PENDING, JobState.CANCELLED),
+        )
         with self.daemon.client() as client:
-            jobs = client.jobs(ids=[finished, cancelled]).jobs
-            assert jobs[1].time_limit_s == 3600, self.point
-            assert [job.state for job in jobs] == [JobState.FAILED, JobState.CANCELLED], self.point
-            assert jobs[0].exit_code == 3, self.point
-            assert client.jobs().total == 2, self.point
-        runs = Counter(word.split(".")[0] for word in self.record.read_text().split())
-        assert runs[str(finished)] == 1, self.point
-        assert runs[str(cancelled)] <= 1, self.point
+            jobs = client.jobs(ids=told).jobs
+            assert jobs[4].time_limit_s == 3600, self.point
+            assert tuple(job.state for job in jobs) == states, self.point
+            assert [jobs[0].exit_code, jobs[1].exit_code] == [3, 0], self.point
+            assert jobs[2].expected_run_s == kept.of_running_s == 3600, self.point
+            assert client.jobs().total == len(told), self.point
+        assert self._expectations(told.running, told.head) == kept, self.point
+        assert [row[:2] for row in kept.lessons] == [("lesson", 1)], self.point
+        assert kept.head_expected_s - kept.head_since_s > 3000, self.point
+        runs = Counter(int(word.split(".")[0]) for word in self.record.read_text().split())
+        assert [runs[job_id] for job_id in told[:3]] == [1, 1, 1], self.point
+        assert (runs[told.head], runs[told.cancelled] <= 1) == (0, True), self.point
 
 
 def _points(is_soak: bool) -> Iterator[list[tuple[str, int]]]:
