@@ -358,6 +358,17 @@ class Host:
         if self.world.disk_full:
             raise OSError(28, "No space left on device")
 
+    async def free_disk(self) -> None:
+        """There is room again, and the daemon has seen it; it looks for that by a real clock."""
+        self.world.disk_full = False
+        gate = self.controller._storage
+        gate.stop()
+        if gate._probing is not None:  # it may have looked just before
+            await gate._probing
+            gate.stop()
+        await gate._look()
+        await self.settle()
+
     async def restart(self) -> None:
         """The daemon dies between two batches and comes back."""
         await self.controller.stop()

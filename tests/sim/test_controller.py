@@ -158,10 +158,7 @@ async def fill_or_free_disk(host: Host, _caller: Principal, _known: list[int]) -
     if not host.world.disk_full:
         host.world.disk_full = host.world.random.random() < 0.5
         return
-    host.world.disk_full = False
-    host.controller.state.storage_blocked = None
-    host.controller.request_pass()
-    await host.settle()
+    await host.free_disk()
 
 
 async def restart(host: Host, _caller: Principal, _known: list[int]) -> None:
@@ -244,8 +241,7 @@ async def live(host: Host) -> None:
         check_queue(host)
         check_accounts(host)
         check_reasons(host)
-    host.world.disk_full = False
-    host.controller.state.storage_blocked = None
+    await host.free_disk()
     host.reload()
     for gpu in host.gpus:
         host.see_gpu(gpu.index, **GOOD)
@@ -563,12 +559,6 @@ async def _reload_on_full_disk(host: Host, *overrides: str) -> tuple[str, ...]:
     return await asking
 
 
-async def _get_room(host: Host) -> None:
-    host.world.disk_full = False
-    host.controller.state.storage_blocked = None
-    await host.settle()
-
-
 async def _reload_without_room(host: Host) -> None:
     controller, ids = host.controller, await _promised_behind(host)
     told = await _reload_on_full_disk(host, "limits.max_gpus=3", 'jobs.users=["nobody"]')
@@ -580,7 +570,7 @@ async def _reload_without_room(host: Host) -> None:
     check_queue(host)
     check_accounts(host)
     await host.restart()  # its file is read again by then
-    await _get_room(host)
+    await host.free_disk()
     assert host.promised_job() is None
     assert host.controller.state.jobs[ids[1]].hold == "config"
     with closing(History(host.store.path)) as history:
@@ -614,7 +604,7 @@ async def _taken_back(host: Host, overrides: tuple[str, ...]) -> None:
     promise = host.controller.state.promise
     assert len(await _reload_on_full_disk(host, *overrides)) == 2
     assert len(await _reload_on_full_disk(host)) == 1
-    await _get_room(host)
+    await host.free_disk()
     assert host.controller.state.promise == promise
     assert host.controller.state.jobs[ids[1]].hold is None
     check_books(host)
