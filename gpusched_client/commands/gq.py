@@ -53,7 +53,7 @@ PAGES_MAX = 20  # pages that are read to find the oldest waiting jobs
 @click.option("-o", "--format", "columns", metavar="COLUMNS", help="Such as JOBID,NAME,ST,EXIT.")
 @click.option("--status", metavar="ID", help="One word: running, success or failed.")
 @click.option("--gpus", is_flag=True, help="The GPUs instead of the jobs.")
-@click.option("--usage", is_flag=True, help="Fair-share: usage, share and factor of each user.")
+@click.option("--usage", is_flag=True, help="Fair-share of each user, and how good guesses were.")
 @click.option("--why", metavar="ID", help="Why that job was placed before others.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 @VERSION

@@ -368,8 +368,10 @@ def _warn(result: SubmitResult) -> None:
 
 
 def _hint(result: SubmitResult) -> None:
+    from gpusched_client.terms import printable
+
     for hint in result.hints:
-        print_err(f"gsub: {hint}")
+        print_err(f"gsub: {printable(hint)}")
 
 
 def _print_submitted(request: JobRequest, result: SubmitResult, options: dict[str, Any]) -> None:

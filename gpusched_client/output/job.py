@@ -140,7 +140,7 @@ def _event_line(event: JobEvent, view: View) -> str:
 
 def _waiting_facts(job: JobView, view: View) -> list[tuple[str, str]]:
     if job.state is not JobState.PENDING:
-        return []
+        return [("Expected", _length_text(job))] if job.state.is_live else []
     start = start_text(job, view.now_s, exact=True)
     return [
         ("Waits for", reason_text(job, view.now_s)),
@@ -155,7 +155,12 @@ def _waiting_facts(job: JobView, view: View) -> list[tuple[str, str]]:
 
 def _length_text(job: JobView) -> str:
     """ "to run 2.1 h (last two runs of train.py)"; with a limit alone there is nothing to say."""
-    if job.expected_run_s is None or job.expected_by is None:
+    if job.expected_run_s is None:
+        return ""
+    if job.state is not JobState.PENDING:
+        is_more = job.expected_run_s != job.time_limit_s
+        return f"to run {duration_about(job.expected_run_s)}, as it started" if is_more else ""
+    if job.expected_by is None:
         return ""
     limit = "; no limit" if job.time_limit_s == UNLIMITED_S else ""
     return printable(f"to run {duration_about(job.expected_run_s)} ({job.expected_by}){limit}")

@@ -77,10 +77,14 @@ def reason_text(job: JobView, now_s: float) -> str:
     """Why it waits; "" where nothing is known. Without a planned end, also the expected start."""
     if job.reason is None:
         return ""
-    told = _told(job.reason)
-    expected_at_s = (job.reason.numbers or {}).get("expected_at_s")
+    told, numbers = _told(job.reason), job.reason.numbers or {}
+    expected_at_s = numbers.get("expected_at_s")
     if job.reason.code == PendingReason.UNLIMITED_JOB and isinstance(expected_at_s, (int, float)):
         return f"{told}; expected {time_text(expected_at_s, now_s)}"
+    since_s, ended_s = (numbers.get(f"{name}_at_s") for name in ("head_since", "patience_ended"))
+    if isinstance(since_s, (int, float)) and isinstance(ended_s, (int, float)):
+        since, ended = (time_text(at_s, now_s) for at_s in (since_s, ended_s))
+        return f"{told} (first since {since}, patient until {ended})"
     return told
 
 

@@ -28,7 +28,7 @@ def why_text(why: WhyResult, clock: Clock) -> str:
     elif why.nice:
         lines.append(f"Its nice value was {why.nice}.")
     if why.rank is not None and why.first:
-        lines.append(f"It was number {why.rank} of those that were looked at. The first of them:")
+        lines.append(f"It was number {why.rank} in the order of that moment, which began with:")
         headings = ("PLACE", "JOBID", "PRIORITY")
         rows = [
             [str(place), f"{each.job_id}", f"{each.priority:.1f}"]
@@ -55,9 +55,11 @@ def _first(facts: Facts, _clock: Clock) -> str:
         passed.append(f"{over} before it {_are(over)} over the limits of their users")
     if without := facts.get("without_end"):
         passed.append(f"{without} before it {_need(without)} what no job's end brings")
-    return "first in order" + (
-        f" of those that could start ({', '.join(passed)})" if passed else ""
-    )
+    if passed:
+        return f"first in order of those that could start ({', '.join(passed)})"
+    rank = facts.get("rank")
+    is_first = not isinstance(rank, int) or rank == 1
+    return "first in order" if is_first else "next in order: all before it started, too"
 
 
 def _are(count: int) -> str:

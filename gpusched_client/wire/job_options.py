@@ -277,8 +277,12 @@ def _shown(estimate_s: int) -> str:
     return duration_text(estimate_s)
 
 
-def _estimate_words(asked: JobOptions, _limit_s: int | None) -> str:
-    return "" if asked.estimate_s is None else f"will probably run {_shown(asked.estimate_s)}"
+def _estimate_words(asked: JobOptions, limit_s: int | None) -> str:
+    if asked.estimate_s is None:
+        return ""
+    if limit_s is not None and asked.estimate_s > limit_s:
+        return f"will probably reach it (estimate {_shown(asked.estimate_s)})"
+    return f"will probably run {_shown(asked.estimate_s)}"
 
 
 def _retries_words(asked: JobOptions, _limit_s: int | None) -> str:

@@ -15,12 +15,20 @@ from gpusched_client.wire.limits import limit_to_wire
 from gpuschedd.core import lengths
 from gpuschedd.core.job import Job
 from gpuschedd.core.lengths import Basis
-from gpuschedd.core.model import ExpectedStart, Gpu, GpuState, PromiseOutcome, Reason
+from gpuschedd.core.model import (
+    ExpectedStart,
+    Gpu,
+    GpuState,
+    Policy,
+    PromiseOutcome,
+    Reason,
+    Request,
+)
 from gpuschedd.gpu.metering import AT_LEAST, next_vram_bytes, verdict
 from gpuschedd.gpu.source import UsedGpu
 from gpuschedd.jobs import gates
 from gpuschedd.jobs.state import State
-from gpuschedd.jobs.waiting import waiting_reason
+from gpuschedd.jobs.waiting import host_blocked_by, waiting_reason
 from gpuschedd.run.spec import DEFAULT_OUTPUT
 from gpuschedd.store.records import Brief, Event, GpuUse, Payload, PromiseRow, peak_of
 from gpuschedd.system.clock import SchedulerClock
@@ -89,19 +97,30 @@ def _with_length(state: State, job: Job, view: JobView, *, own: bool) -> JobView
     """How long it will probably run, and by what."""
     key = job.length_key or ""
     found = lengths.expected(state.histories.view(), job.uid, key, job.request, state.policy)
-    by = _basis_text(found, key) if own and found.basis is not Basis.LIMIT else None
+    by = _basis_text(found, key, state.policy) if own and found.basis is not Basis.LIMIT else None
+    if by is not None and _is_capped(found, job.request):
+        by = f"its limit, shorter than {by}"
     return replace(view, expected_run_s=found.length_s, expected_by=by)
 
 
-def _basis_text(found: lengths.Expectation, key: str) -> str:
+def _is_capped(found: lengths.Expectation, request: Request) -> bool:
+    """Whether the limit is below what the basis says."""
+    limit_s, said_s = request.time_limit_s, request.estimate_s
+    if found.basis is not Basis.ESTIMATE and found.runs:
+        said_s = sum(run.length_s for run in found.runs) / len(found.runs)
+    return limit_s is not None and said_s is not None and said_s > limit_s
+
+
+def _basis_text(found: lengths.Expectation, key: str, policy: Policy) -> str:
+    is_learnt = policy.learn_lengths
     runs = "last run" if len(found.runs) == 1 else "last two runs"
     what = key or "jobs like it"
     return {
         Basis.ESTIMATE: "its estimate",
         Basis.KIND: f"{runs} of {what}",
         Basis.KEY: f"{runs} of {what} on other numbers of GPUs",
-        Basis.OWNER: f"its owner's {runs}",
-        Basis.GUESS: "a guess: nothing like it has run yet",
+        Basis.OWNER: f"its owner's {runs}, of other commands",
+        Basis.GUESS: f"a guess: {'nothing like it has run yet' if is_learnt else 'none is learnt'}",
     }[found.basis]
 
 
@@ -115,9 +134,11 @@ def _with_plan(
     """The parts that the last pass knows of a waiting job."""
     promise, walked = state.promise, expected.get(job.job_id)
     start_s = walked.start_s if walked is not None else None
+    is_open = host_blocked_by(state) is None
     promised = promise.start_by_s if promise and promise.job_id == job.job_id else None
     if state.reservation is not None and state.reservation.job_id == job.job_id:
         start_s = state.reservation.start_s
+    start_s = start_s if is_open else None  # nobody knows until when
     parts = state.plan.priorities.get(job.job_id) if state.plan is not None else None
     return replace(
         _with_head(state, clock, job, view),

@@ -65,7 +65,7 @@ def hints_for(
     longest_s: float | None,
     all_limited: bool,
 ) -> tuple[str, ...]:
-    """One sentence for each kind of GPU job without a limit: what one would bring.
+    """One sentence for each kind of GPU job without limit and estimate: what a limit would bring.
 
     `longest_s`: the longest that users may ask. `all_limited`: all jobs that hold GPUs have limits.
     """
@@ -74,7 +74,7 @@ def hints_for(
     kinds = {
         (job.uid, job.length_key or "", job.request): None
         for job in jobs
-        if job.request.gpus and job.request.time_limit_s is None
+        if job.request.gpus and (job.request.time_limit_s, job.request.estimate_s) == (None, None)
     }
     is_promised = all_limited and promises.sticks(policy)
     gets = "gets a promised start" if is_promised else "lets it start in gaps before others"

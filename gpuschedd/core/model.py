@@ -265,7 +265,8 @@ class Shape(NamedTuple):
 class UserQueue:
     """One user's eligible jobs in own order: one tuple, shared between snapshots.
 
-    `shapes`, `requests`: the distinct (request, length key) among them, and the distinct requests;
+    `shapes`, `requests`: the distinct (request, length key) among them, and the distinct requests
+    whatever is estimated;
     None: too many, or not known. A list of which each fails is dropped.
 
     `whole_gpus_min`, `shared_bytes_min`: the least that any whole-GPU job asks in GPUs, any shared

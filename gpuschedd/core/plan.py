@@ -491,9 +491,8 @@ class _Pass:
         if select_freely(need, fitting) is None:
             self._note(entry, self._lacks_gpus(need, free))
         elif level == NOW and self.closed:
-            head = hold.head.job_id
-            first = self._first_of(hold.head)
-            self._note(entry, reasons.closed(need, free, head, first, self.now_s))
+            first, ended_at_s = self._first_of(hold.head), self._patient_until_s(hold.head)
+            self._note(entry, reasons.closed(need, free, hold.head.job_id, first, ended_at_s))
         else:
             length_s = job.request.time_limit_s
             if self.guesses:

@@ -108,7 +108,8 @@ class _Own:
         _tally(self.gpus, request.gpus, by)
         self.wishing += by * request.wishes
         _tally(self.shapes, Shape(request, waiting.length_key), by)
-        _tally(self.requests, request, by)
+        # Asked where no end is guessed: an estimate tells nothing there.
+        _tally(self.requests, _without_estimate(request), by)
         if vram is None:
             _tally(self.whole, request.gpus, by)
         else:
@@ -134,6 +135,10 @@ class _Own:
 
 def _if_few(counts: dict[T, int]) -> frozenset[T] | None:
     return frozenset(counts) if len(counts) <= SHAPES_MAX else None
+
+
+def _without_estimate(request: Request) -> Request:
+    return request if request.estimate_s is None else replace(request, estimate_s=None)
 
 
 def _tally(counts: dict[T, int], ask: T, by: int) -> None:

@@ -142,19 +142,21 @@ def unplanned(lack: Reason, jobs: Sequence[JobId]) -> Reason:
     return replace(lack, code=PendingReason.UNLIMITED_JOB, text=f"{text} no limit")
 
 
-def closed(need: Need, free: int, head: JobId, first: FirstHead, now_s: float) -> Reason:
-    """It would fit now, on GPUs that are closed for a head whose patience is over."""
-    since, late = (duration_about(now_s - at_s) for at_s in (first.since_s, first.expected_at_s))
+def closed(need: Need, free: int, head: JobId, first: FirstHead, ended_at_s: float) -> Reason:
+    """It would fit now, on GPUs that are closed for a head whose patience ended at that time.
+
+    In times, not durations: the text stands until a pass makes another.
+    """
     text = (
-        f"{plural(free, 'GPU')} could take it now, but job {head} has been first for {since}, "
-        f"{late} beyond the start that was expected for it: nothing behind it starts on the GPUs "
-        "that it is to get"
+        f"{plural(free, 'GPU')} could take it now, but the patience of job {head}, which is first, "
+        "has ended: nothing behind it starts on the GPUs that it is to get"
     )
     numbers = {
         "gpus": need.gpus,
         "free_gpus": free,
         "head_since_at_s": first.since_s,
         "head_expected_at_s": first.expected_at_s,
+        "patience_ended_at_s": ended_at_s,
     }
     return Reason(PendingReason.RESERVED, text, numbers, (head,))
 

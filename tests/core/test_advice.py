@@ -72,7 +72,7 @@ def test_a_job_without_limit_hears_which_limit_its_last_runs_suggest(
 
 def test_what_a_limit_brings_is_not_told_where_it_would_not() -> None:
     """Beside jobs without limit no start is promised; nobody may ask for more than the host allows;
-    who runs on no GPU, or has a limit, stands in nobody's way; strict order plans nothing.
+    who runs on no GPU, has a limit or an estimate, is in nobody's way; strict order plans nothing.
     """
     assert _hints(_unlimited()) == (NO_LIMIT,)
     assert _hints(_unlimited(gpus=2), 1.0) == (
@@ -86,6 +86,7 @@ def test_what_a_limit_brings_is_not_told_where_it_would_not() -> None:
     assert text == "train.py took 20 h; --time 24h gets a promised start"
     assert _hints(_unlimited(), 30.0, longest_s=24 * HOUR_S) == (NO_LIMIT,)
     assert _hints(_unlimited(gpus=0)) == ()
+    assert _hints(_unlimited(estimate_s=60.0)) == ()
     assert _hints(_unlimited(time_limit_s=60.0), 1.0) == ()
     assert _hints(_unlimited(), policy=Policy(backfill=Backfill.OFF)) == ()
     assert _hints(_unlimited(), 1.0, policy=Policy(learn_lengths=False)) == (NO_LIMIT,)

@@ -139,6 +139,17 @@ def test_a_short_command_behind_many_long_ones_is_found(monkeypatch: pytest.Monk
         assert plan(seen, sim.policy, explain).start_ids == (9,)
 
 
+def test_estimates_make_no_list_longer_where_ends_are_planned() -> None:
+    """As many as jobs: the requests are the same, and fail together."""
+    sim = Sim(gpus(4), Policy())
+    for number in range(1, 100):
+        job = waiting(number)
+        asked = replace(job.request, estimate_s=float(number))
+        sim.submit(replace(job, request=asked))
+    (own,) = sim.snapshot().queues.gpu
+    assert (own.shapes, len(own.requests or ())) == (None, 1)
+
+
 def test_every_reason_names_who_has_the_gpus_that_are_free_first() -> None:
     """Not only the head's: GPU 1 is free before GPU 0."""
     busy = [running(1, [0], limit_s=900.0), running(2, [1], limit_s=600.0)]

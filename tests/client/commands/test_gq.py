@@ -542,7 +542,8 @@ WHY = {
         ),
         ({"rule": "promised"}, "its start was promised."),
         ({"rule": "slot"}, "a slot for jobs without GPUs was free."),
-        ({"rule": "first"}, "first in order."),
+        ({"rule": "first", "rank": 1}, "first in order."),
+        ({"rule": "first"}, "next in order: all before it started, too."),
         (
             {"rule": "first", "over_limits": 2, "without_end": 1},
             "first in order of those that could start (2 before it were over the limits of their "
@@ -559,7 +560,7 @@ def test_why_a_job_was_placed_names_the_rule_and_who_stood_before_it(
     assert lines == [
         "Job 7 was placed on GPU 0, 3 at 00:00:05.",
         f"Rule: {told}",
-        "It was number 14 of those that were looked at. The first of them:",
+        f"It was number {changes.get('rank', 14)} in the order of that moment, which began with:",
         "PLACE  JOBID  PRIORITY",
         "    1      5    1203.4",
         "    2      6     998.0",
@@ -599,6 +600,25 @@ def test_a_job_without_planned_end_says_when_it_is_expected_and_by_what(
     row = run(cli).out.splitlines()[1]
     assert "expected 01:00" in row
     assert row.endswith("jobs 3 and 9 have no limit; expected 01:00")
+
+
+@pytest.mark.usefixtures("midnight")
+def test_who_waits_behind_a_head_whose_patience_is_over_is_told_since_when(
+    serve: Serve, run: Any
+) -> None:
+    """In times: what a pass said may be old. And of one that runs, how long that may be."""
+    closed = {"code": "Reserved", "text": "the patience of job 3, which is first, has ended",
+              "numbers": {"head_since_at_s": NOW_S, "patience_ended_at_s": NOW_S + 60}}  # fmt: skip
+    jobs = {
+        9: view(9, reason=closed),
+        10: view(10, state="RUNNING", started_at_s=NOW_S, expected_run_s=7_560.0, time_limit_s=-1),
+    }
+    serve({"job": lambda asked: jobs[asked["job_id"]]})
+    assert (
+        "Reserved: the patience of job 3, which is first, has ended "
+        "(first since 00:00, patient until 00:01)"
+    ) in " ".join(run(cli, "9").out.split())
+    assert "Expected: to run 2.1 h, as it started" in " ".join(run(cli, "10").out.split())
 
 
 def test_questions_that_exclude_each_other_are_usage_errors(run: Any, golden: Any) -> None:
