@@ -105,6 +105,10 @@ def test_what_runs_took_is_told_at_submit_in_the_job_and_in_the_sums(tmp_path: P
         assert "gsub: true took 0 s; --time 5m gets a promised start\n" in again
         shown = daemon.run("gq", "2").stdout
         assert "Expected:     to run 1 s (last run of true); no limit\n" in shown
+        longer = daemon.run("gsub", "--hold", "-t", "1m", "--estimate", "2h", "true")
+        assert "limit 1 min, will probably reach it (estimate 2 h)" in longer.stdout
+        shown = daemon.run("gq", "3").stdout
+        assert "Expected:     to run 1 min (its limit, shorter than its estimate)\n" in shown
         headings, sums = daemon.run("gq", "--usage").stdout.splitlines()
         assert headings.split()[-3:] == ["ERROR", "GUESSED", "LATE"]
         assert sums.split()[-3:] == ["100%", "0", "0/0"]  # it was expected to run for a day

@@ -506,8 +506,8 @@ def test_parsable_is_the_id_alone_and_json_one_value(serve: Serve, run: Any) -> 
 def test_what_a_limit_would_bring_is_told_to_people_alone(serve: Serve, run: Any) -> None:
     """Not to a script that asked for the id, or for JSON."""
     told = "train.py took 2.1 h and 1.9 h; --time 4h gets a promised start"
-    serve(accepting(-1, hints=[told]))
-    assert run(cli, "true").err == f"gsub: {told}\n"
+    serve(accepting(-1, hints=[told, "two\nlines took 1 s"]))
+    assert run(cli, "true").err == f"gsub: {told}\ngsub: two\\nlines took 1 s\n"
     for quiet in ("--parsable", "--json"):
         assert run(cli, quiet, "true").err == ""
 
