@@ -44,7 +44,8 @@ from gpuschedd.jobs.upkeep import Upkeep
 from gpuschedd.logs import EventLog, set_up_logging
 from gpuschedd.run.dispatcher import Dispatcher
 from gpuschedd.run.hints import HintSocket
-from gpuschedd.run.launchers.direct import DirectLauncher, Launcher
+from gpuschedd.run.launchers.direct import Launcher
+from gpuschedd.run.launchers.forking import ForkingLauncher
 from gpuschedd.run.launchers.systemd import SystemdLauncher
 from gpuschedd.run.runner import Runner
 from gpuschedd.run.spec import LaunchContext, SpecMaker
@@ -220,7 +221,7 @@ class Daemon:
         )
 
     def _launcher(self) -> Launcher:
-        return SystemdLauncher() if self.options.launch is Launch.PID1 else DirectLauncher()
+        return SystemdLauncher() if self.options.launch is Launch.PID1 else ForkingLauncher()
 
     async def _serve(self) -> int:
         loop = asyncio.get_running_loop()
@@ -230,6 +231,7 @@ class Daemon:
         self.hints = HintSocket(self.hint_socket, self.runner.look)
         self.doors = Doors(self.server.listen, self.server.leave)
         self.controller.await_gpus()
+        self.runner.warm_up()
         looping = asyncio.ensure_future(self.controller.run())
         watching = asyncio.ensure_future(self.monitor.run())
         stopping = asyncio.ensure_future(self._stop.wait())

@@ -34,8 +34,7 @@ OWNERS = {
     },
     "pynvml": {"gpuschedd/gpu/nvidia/library.py"},
     "subprocess": {
-        "gpuschedd/run/launchers/direct.py",
-        "gpuschedd/run/launchers/systemd.py",
+        *(f"gpuschedd/run/launchers/{name}.py" for name in ("direct", "forking", "systemd")),
         "gpuschedd/system/install.py",
         "gpuschedd/gpu/nvidia/child_process.py",
         "gpuschedd/selftest/host.py",

@@ -78,6 +78,10 @@ class Launches:
         # Apart, so that a hung PID 1 delays starts and nothing else.
         self._threads = started_pool(LAUNCH_THREADS, "launch")
 
+    def warm_up(self) -> None:
+        """Make the launcher ready, beside everything else."""
+        self._threads.submit(self._parts.launcher.warm_up)
+
     def close(self) -> None:
         """Begin no more."""
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -62,6 +62,10 @@ class Runner:
         """Who hears of attempts."""
         self._parts.report = report
 
+    def warm_up(self) -> None:
+        """Begin what the first launch would wait for."""
+        self._launches.warm_up()
+
     # --- what the controller decided ----------------------------------------------------------
 
     def launch(self, key: JobKey, uid: int, make_plan: MakePlan) -> None:
@@ -166,6 +170,7 @@ class Runner:
         for tracked in self._attempts.values():
             tracked.unwatch()
         self._launches.close()
+        await self._parts.in_thread(self.launcher.close)
         self._parts.threads.shutdown(wait=False, cancel_futures=True)
 
     # --- the claim ----------------------------------------------------------------------------

@@ -1,10 +1,11 @@
 """The supervisor: one process per attempt that starts a job, waits for it and records its end.
 
-Run as `python -I -S <root>/gpuschedd/supervisor/__main__.py [--detach] JOBDIR`. It owns everything
-between the claim and the exit record, and it outlives the daemon. It must not import anything but
-the standard library and this folder, nor anything at all once it holds the claim (an upgrade may
-replace the files under it); it must not trust anything but a spec that its own user wrote; it must
-not touch a path of the job's user except as that user, in a forked child.
+Run as `python -I -S <root>/gpuschedd/supervisor/__main__.py [--detach] JOBDIR`, or forked by one
+that was started with `--forker`. It owns everything between the claim and the exit record, and it
+outlives the daemon. It must not import anything but the standard library and this folder, nor
+anything at all once it holds the claim (an upgrade may replace the files under it); it must not
+trust anything but a spec that its own user wrote; it must not touch a path of the job's user except
+as that user, in a forked child.
 
 The job directory is the whole conversation with the daemon:
 
@@ -25,11 +26,15 @@ means "nothing left".
 With `--detach` the process that was started waits for the claim and answers by its exit status (the
 constants EXIT_* in errors), the reason on stderr; the rest lives on in a session of its own.
 
-In the order of that life: __main__ (imports the rest), start (up to the claim), spec, records and
-record_writer (the files above), life (from the claim to the exit record), child (between fork and
-exec), identity, pam and script (what the child needs to be the user's), processes (signals to what
-runs below), oom, last_words and helpers (after the end). procfs and syscalls are the kernel's face;
-the daemon reads /proc and the records with the same modules.
+The forker (`--forker`) reads job directories from a socketpair whose other end the daemon has, and
+forks a supervisor for each, which answers through a pipe that came along. It ends with its daemon;
+what it forked is in a session of its own and does not. It touches nothing of a job itself.
+
+In the order of that life: __main__ (imports the rest), forker, start (up to the claim), spec,
+records and record_writer (the files above), life (from the claim to the exit record), child
+(between fork and exec), identity, pam and script (what the child needs to be the user's), processes
+(signals to what runs below), oom, last_words and helpers (after the end). procfs and syscalls are
+the kernel's face; the daemon reads /proc and the records with the same modules.
 
 Each module ends with the RECORD_VERSION, by which __main__ tells files of several versions, and one
 that was cut while it was written. Raise all of them together, with the format of the records or any

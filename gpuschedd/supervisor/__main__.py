@@ -1,4 +1,4 @@
-"""Starts a supervisor: `python -I -S <root>/gpuschedd/supervisor/__main__.py [--detach] JOBDIR`.
+"""Starts a supervisor, or the forker that makes them: see the package.
 
 A file that is run by its path is compiled at every start, so this one only imports the rest. <root>
 comes last in the path: the standard library wins every name. An upgrade may replace the files while
@@ -22,6 +22,7 @@ def refuse(reason: str) -> None:
 if __name__ == "__main__":
     sys.path.append(__file__.removesuffix("/gpuschedd/supervisor/__main__.py"))
     try:
+        from gpuschedd.supervisor.forker import serve
         from gpuschedd.supervisor.start import main
     except Exception as error:
         refuse(repr(error))
@@ -31,4 +32,4 @@ if __name__ == "__main__":
         if version != RECORD_VERSION:
             refuse(f"{name} has version {version}, not {RECORD_VERSION}")
     # Nothing is buffered, and tidying up would take a fifth of a start.
-    os._exit(main(sys.argv[1:]))
+    os._exit(serve() if sys.argv[1:] == ["--forker"] else main(sys.argv[1:]))

@@ -34,7 +34,7 @@ from gpuschedd.supervisor.syscalls import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from gpuschedd.supervisor.spec import Spec
 
@@ -46,27 +46,36 @@ def main(arguments: list[str]) -> int:
     detach = arguments[:1] == ["--detach"]
     paths = arguments[1:] if detach else arguments
     if len(paths) != 1:
-        complain("usage: gpuschedd/supervisor/__main__.py [--detach] JOBDIR")
+        complain("usage: gpuschedd/supervisor/__main__.py [--forker | [--detach] JOBDIR]")
         return EXIT_SPEC_REFUSED
-    close_all_except(())
-    os.environ.clear()
-    os.umask(0o077)
     path = os.path.abspath(paths[0])
-    os.chdir("/")
+    become_bare(())
 
     def work() -> int:
-        try:
-            dir_fd = open_directory(path)
-        except FileNotFoundError:
-            raise Refused(EXIT_NO_SPEC, f"there is no {path}") from None
-        spec = load_spec(dir_fd)
-        if os.path.basename(path) != spec.label:
-            raise Refused(EXIT_SPEC_REFUSED, f"the spec is of {spec.label}, not of {path}")
-        if detach:
-            return detached(dir_fd, spec)
-        return supervise(dir_fd, spec, lambda: None)
+        dir_fd, spec = _opened(path)
+        return detached(dir_fd, spec) if detach else supervise(dir_fd, spec, lambda: None)
 
     return guarded(work)
+
+
+def become_bare(keep: Iterable[int]) -> None:
+    """Nothing of whoever started us stays, but the standard descriptors and those to keep."""
+    close_all_except(keep)
+    os.environ.clear()
+    os.umask(0o077)
+    os.chdir("/")
+
+
+def _opened(path: str) -> tuple[int, Spec]:
+    """The directory and what it asks for. Raises Refused or OSError."""
+    try:
+        dir_fd = open_directory(path)
+    except FileNotFoundError:
+        raise Refused(EXIT_NO_SPEC, f"there is no {path}") from None
+    spec = load_spec(dir_fd)
+    if os.path.basename(path) != spec.label:
+        raise Refused(EXIT_SPEC_REFUSED, f"the spec is of {spec.label}, not of {path}")
+    return dir_fd, spec
 
 
 def guarded(work: Callable[[], int]) -> int:
@@ -95,11 +104,29 @@ def detached(dir_fd: int, spec: Spec) -> int:
         return status if status > 0 else EXIT_BUG
     os.close(read_fd)
     os.setsid()
-    return guarded(lambda: _supervise_apart(dir_fd, spec, write_fd))
+
+    def claimed() -> None:
+        try:
+            os.write(write_fd, b"c")
+        except BrokenPipeError:
+            pass  # the daemon died meanwhile; the job lives
+        os.close(write_fd)
+
+    return guarded(lambda: _supervise_apart(dir_fd, spec, claimed))
 
 
-def _supervise_apart(dir_fd: int, spec: Spec, answer_fd: int) -> int:
-    """Once claimed, stdout and stderr are a log in the job directory; a byte tells the caller."""
+def supervise_forked(path: str, claimed: Callable[[], None]) -> int:
+    """As a process that the forker made for this directory; the exit status."""
+
+    def work() -> int:
+        dir_fd, spec = _opened(path)
+        return _supervise_apart(dir_fd, spec, claimed)
+
+    return guarded(work)
+
+
+def _supervise_apart(dir_fd: int, spec: Spec, tell: Callable[[], None]) -> int:
+    """Once claimed, stdout and stderr are a log in the job directory; then it is told."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
     log_fd = os.open(LOG, flags, 0o600, dir_fd=dir_fd)
 
@@ -107,11 +134,7 @@ def _supervise_apart(dir_fd: int, spec: Spec, answer_fd: int) -> int:
         for fd in (1, 2):
             os.dup2(log_fd, fd, inheritable=False)
         os.close(log_fd)
-        try:
-            os.write(answer_fd, b"c")
-        except BrokenPipeError:
-            pass  # the daemon died meanwhile; the job lives
-        os.close(answer_fd)
+        tell()
 
     return supervise(dir_fd, spec, claimed)
 

@@ -35,6 +35,7 @@ from gpuschedd.supervisor.errors import (
 )
 
 LAUNCH_DEADLINE_S = 20.0  # from the start of the interpreter to the claim: fsyncs on a slow disk
+NO_CLAIM = f"no claim after {LAUNCH_DEADLINE_S:.0f} s"
 REASON_BYTES_MAX = 2000
 KILL_DEADLINE_S = 2.0
 KILL_ROUND_S = 0.02
@@ -108,10 +109,16 @@ class Launcher(Protocol):
 
     `filters_devices`: it can keep a job from other GPUs than its own. `launch` returns when the
     supervisor holds the claim (direct) or was started (through PID 1). `leftovers` are the job's
-    processes that outlive a dead supervisor.
+    processes that outlive a dead supervisor. `close`: launch no more; what runs lives on.
     """
 
     filters_devices: ClassVar[bool]
+
+    def warm_up(self) -> None:
+        """Make ready what the first launch would wait for. May be left out."""
+
+    def close(self) -> None:
+        """Give back what launches use, once none is under way."""
 
     def launch(self, job_dir: JobDir, bounds: Bounds = NO_BOUNDS) -> None:
         """Start the supervisor of this directory. Raises LaunchFailed or one of its kinds."""
@@ -157,10 +164,16 @@ class DirectLauncher:
     def __init__(self, python: str = sys.executable, program: str = SUPERVISOR) -> None:
         self._supervisor = [python, "-I", "-S", program]
 
+    def warm_up(self) -> None:
+        """There is nothing that could be made ready."""
+
+    def close(self) -> None:
+        """There is nothing to give back."""
+
     def launch(self, job_dir: JobDir, bounds: Bounds = NO_BOUNDS) -> None:
         del bounds  # nobody but PID 1 can hold a job to them
         with spawn([*self._supervisor, "--detach", os.fspath(job_dir.path)]) as process:
-            _raise_for(process)
+            _wait_for_claim(process)
 
     def lacked_program(self, job_id: int, attempt: int) -> bool:
         del job_id, attempt
@@ -234,20 +247,25 @@ def spawn(command: Sequence[str]) -> subprocess.Popen[bytes]:
         raise kind(f"cannot start {command[0]}: {error}") from error
 
 
-def _raise_for(process: subprocess.Popen[bytes]) -> None:
-    """Wait for the claim; the exception that its exit status stands for."""
+def _wait_for_claim(process: subprocess.Popen[bytes]) -> None:
+    """Wait for the claim. Raises what the exit status stands for."""
     try:
         _, said = process.communicate(timeout=LAUNCH_DEADLINE_S)
     except subprocess.TimeoutExpired:
         process.kill()
-        raise LaunchFailed(f"no claim after {LAUNCH_DEADLINE_S:.0f} s") from None
-    if process.returncode == EXIT_OK:
+        raise LaunchFailed(NO_CLAIM) from None
+    raise_for(process.returncode, said)
+
+
+def raise_for(status: int, said: bytes) -> None:
+    """The exception that a supervisor's exit status stands for, with what it said of it."""
+    if status == EXIT_OK:
         return
     text = said[-REASON_BYTES_MAX:].decode("utf-8", "replace").strip()
-    reason = text or f"the supervisor ended with status {process.returncode}"
-    if process.returncode == EXIT_STORAGE:
+    reason = text or f"the supervisor ended with status {status}"
+    if status == EXIT_STORAGE:
         raise LaunchStorage(reason)
-    if process.returncode in (EXIT_NO_PROGRAM, EXIT_UNAVAILABLE):
+    if status in (EXIT_NO_PROGRAM, EXIT_UNAVAILABLE):
         raise LaunchDeferred(reason)
     raise LaunchFailed(reason)
 

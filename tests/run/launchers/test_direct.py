@@ -17,16 +17,21 @@ import pytest
 from gpuschedd.core.attempt import Claim, StartedRecord
 from gpuschedd.run.job_dir import JobDir
 from gpuschedd.run.launchers.direct import DirectLauncher, Launcher, LaunchFailed, LaunchStorage
+from gpuschedd.run.launchers.forking import ForkingLauncher
 from gpuschedd.supervisor.procfs import boot_id, children_of, descendants, process_stat
 from tests.support.jobs import DEADLINE_S, LEADERLESS, Host, is_alive
 
 AS_ROOT = os.geteuid() == 0
 
 
-@pytest.fixture
-def host() -> Iterator[Host]:
-    with Host() as made:
+LAUNCHERS = {"executed": DirectLauncher, "forked": ForkingLauncher}
+
+
+@pytest.fixture(params=LAUNCHERS)
+def host(request: pytest.FixtureRequest) -> Iterator[Host]:
+    with Host(LAUNCHERS[request.param]()) as made:
         yield made
+        made.launcher.close()
 
 
 def claim_of(job: JobDir) -> Claim:
@@ -46,8 +51,9 @@ def kill_leftovers(host: Host, job: JobDir) -> tuple[int, ...]:
     )
 
 
-def test_the_direct_launcher_is_a_launcher() -> None:
-    launcher: Launcher = DirectLauncher()
+@pytest.mark.parametrize("kind", LAUNCHERS.values())
+def test_both_are_launchers(kind: type[DirectLauncher]) -> None:
+    launcher: Launcher = kind()
     assert launcher is not None
 
 
@@ -110,10 +116,12 @@ def test_a_launch_without_a_spec_says_so(host: Host) -> None:
         host.launcher.launch(JobDir.open(host.jobs_root, 9, 1))
 
 
-def test_a_launch_that_cannot_start_a_process_says_so(host: Host) -> None:
-    job = JobDir.create(host.jobs_root, host.spec("true"))
-    with pytest.raises(LaunchFailed, match="cannot start /no/python"):
-        DirectLauncher(python="/no/python").launch(job)
+@pytest.mark.parametrize("kind", LAUNCHERS.values())
+def test_a_launch_that_cannot_start_a_process_says_so(kind: type[DirectLauncher]) -> None:
+    with Host() as host:
+        job = JobDir.create(host.jobs_root, host.spec("true"))
+        with pytest.raises(LaunchFailed, match="cannot start /no/python"):
+            kind(python="/no/python").launch(job)
 
 
 def test_attach_gives_a_pidfd_that_tells_the_end(host: Host) -> None:
@@ -236,10 +244,11 @@ def test_a_supervisor_survives_its_launcher(host: Host) -> None:
     spec = host.spec("sh", "-c", "read x < fifo; exit 5")
     os.mkfifo(host.work / "fifo")
     job = JobDir.create(host.jobs_root, spec)
+    kind = type(host.launcher)
     code = (
         "import sys; from pathlib import Path; from gpuschedd.run.job_dir import JobDir; "
-        "from gpuschedd.run.launchers.direct import DirectLauncher; import os, signal; "
-        "DirectLauncher().launch(JobDir(Path(sys.argv[1]))); os.kill(0, signal.SIGKILL)"
+        f"from {kind.__module__} import {kind.__name__} as Kind; import os, signal; "
+        "Kind().launch(JobDir(Path(sys.argv[1]))); os.kill(0, signal.SIGKILL)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, str(job.path)], start_new_session=True, check=False
@@ -254,8 +263,10 @@ def test_a_supervisor_survives_its_launcher(host: Host) -> None:
 
 @pytest.mark.root
 @pytest.mark.skipif(not AS_ROOT, reason="needs root to mount a small file system")
-def test_a_full_disk_refuses_the_launch_as_storage_and_keeps_the_ends_of_running_jobs() -> None:
-    with Host() as host, host.small_disk():
+def test_a_full_disk_refuses_the_launch_as_storage_and_keeps_the_ends_of_running_jobs(
+    host: Host,
+) -> None:
+    with host.small_disk():
         os.mkfifo(host.work / "fifo")
         running = host.sh("read x < fifo; exit 6", output=b"/dev/null")
         host.wait(running.started)
