@@ -162,7 +162,11 @@ class GpuMonitor:
         if uuids:
             self._free.job_ended(key, uuids, boottime_s())
             self._poke.set()
-            self._derive()
+            gpus = self._controller.state.gpus
+            # What was known before stays until that look; the others' facts have not changed.
+            self._controller.set_gpus(
+                tuple(replace(gpu, fresh=False) if gpu.uuid in uuids else gpu for gpu in gpus)
+            )
 
     def reconfigure(self) -> None:
         """The configuration was read again."""

@@ -172,9 +172,11 @@ class JobDir:
 
     @classmethod
     def create(cls, jobs_root: Path, spec: Spec) -> Self:
-        """The directory with its spec, durable. May be repeated with the same spec until claimed.
+        """The directory with its spec. May be repeated with the same spec until claimed.
 
-        Raises JobDirExists, or OSError where the disk does not take it.
+        It need not outlive a power cut, after which nothing starts from it; the supervisor makes it
+        durable before anything of the user's runs. Raises JobDirExists, or OSError where the disk
+        does not take it.
         """
         job_dir = cls(jobs_root / spec.label)
         dir_fd = job_dir._made()
@@ -182,7 +184,6 @@ class JobDir:
             job_dir._write_spec(dir_fd, spec)
         finally:
             os.close(dir_fd)
-        _sync_directory(jobs_root)
         return job_dir
 
     def _write_spec(self, dir_fd: int, spec: Spec) -> None:
@@ -194,12 +195,13 @@ class JobDir:
             raise JobDirError(f"{self.path}: a spec of {len(data)} bytes; the limit is {limit}")
         found = records.read_file(dir_fd, records.SPEC, records.SPEC_BYTES_MAX)
         if found is None:
-            records.publish(dir_fd, records.SPEC, spec.to_record())
+            records.place(dir_fd, records.SPEC, data)
         elif found != data:
             raise JobDirExists(f"{self.path} has another spec")
 
     def spec(self) -> Spec | None:
-        record = self._read(records.SPEC)
+        with self._read_fd() as dir_fd:
+            record = self._read(dir_fd, records.SPEC)
         if record is None:
             return None
         try:
@@ -208,27 +210,34 @@ class JobDir:
             raise self._corrupt(records.SPEC, error) from error
 
     def claim(self) -> Claim | None:
-        return self._typed(records.CLAIM, Claim)
+        with self._read_fd() as dir_fd:
+            return self._typed(dir_fd, records.CLAIM, Claim)
 
     def started(self) -> StartedRecord | None:
-        return self._typed(records.STARTED, StartedRecord)
+        with self._read_fd() as dir_fd:
+            return self._typed(dir_fd, records.STARTED, StartedRecord)
 
     def ended(self) -> EndedRecord | None:
-        return self._typed(records.ENDED, EndedRecord)
+        with self._read_fd() as dir_fd:
+            return self._typed(dir_fd, records.ENDED, EndedRecord)
 
     def exit(self) -> ExitRecord | None:
-        return self._typed(records.EXIT, ExitRecord)
+        with self._read_fd() as dir_fd:
+            return self._typed(dir_fd, records.EXIT, ExitRecord)
 
     def observe(self) -> Observation:
         """Aliveness first: a supervisor seen dead writes nothing after it.
 
         Then what it writes last: while it is read more may be written, but where a record is there
-        those before it are.
+        those before it are. `exit` says what `ended` does, so that is not read beside it.
         """
-        claim = self.claim()
-        alive = claim is not None and claim.by == "supervisor" and is_claim_alive(claim)
-        exit_, ended = self.exit(), self.ended()
-        return Observation(claim, alive, self.started(), ended, exit_)
+        with self._read_fd() as dir_fd:
+            claim = self._typed(dir_fd, records.CLAIM, Claim)
+            alive = claim is not None and claim.by == "supervisor" and is_claim_alive(claim)
+            exit_ = self._typed(dir_fd, records.EXIT, ExitRecord)
+            ended = exit_ or self._typed(dir_fd, records.ENDED, EndedRecord)
+            started = self._typed(dir_fd, records.STARTED, StartedRecord)
+        return Observation(claim, alive, started, ended, exit_)
 
     def has_supervisor(self) -> bool:
         """Whether a supervisor holds the claim and lives; True where that cannot be said."""
@@ -260,7 +269,8 @@ class JobDir:
         return claim
 
     def orders(self) -> Orders | None:
-        record = self._read(records.ORDERS)
+        with self._read_fd() as dir_fd:
+            record = self._read(dir_fd, records.ORDERS)
         if record is None:
             return None
         try:
@@ -273,10 +283,13 @@ class JobDir:
             raise self._corrupt(records.ORDERS, error) from error
 
     def write_orders(self, orders: Orders) -> None:
-        """Replace the orders, atomically and durably. The supervisor is woken by the launcher."""
+        """Replace the orders, atomically. The supervisor is woken by the launcher.
+
+        A power cut ends the supervisor, too; a restarted daemon writes them again.
+        """
         dir_fd = self._open_fd()
         try:
-            records.publish(dir_fd, records.ORDERS, asdict(orders))
+            records.place(dir_fd, records.ORDERS, records.encode(asdict(orders)))
         finally:
             os.close(dir_fd)
 
@@ -326,20 +339,29 @@ class JobDir:
         except NotADirectoryError as error:
             raise JobDirError(f"{self.path} is not a directory; it is left alone") from error
 
-    def _read(self, name: str) -> dict[str, Any] | None:
+    @contextlib.contextmanager
+    def _read_fd(self) -> Iterator[int | None]:
+        """To read from; None where it was removed, or something else put in its place."""
         try:
             dir_fd = self._open_fd()
         except (FileNotFoundError, NotADirectoryError):
-            return None  # removed, or something else put in its place
+            yield None
+            return
+        try:
+            yield dir_fd
+        finally:
+            os.close(dir_fd)
+
+    def _read(self, dir_fd: int | None, name: str) -> dict[str, Any] | None:
+        if dir_fd is None:
+            return None
         try:
             return records.read_record(dir_fd, name)
         except ValueError as error:
             raise self._corrupt(name, error) from error
-        finally:
-            os.close(dir_fd)
 
-    def _typed(self, name: str, kind: type[Record]) -> Record | None:
-        record = self._read(name)
+    def _typed(self, dir_fd: int | None, name: str, kind: type[Record]) -> Record | None:
+        record = self._read(dir_fd, name)
         if record is None:
             return None
         try:
@@ -362,12 +384,11 @@ def abandoned_in(jobs_root: Path, kept: Collection[tuple[int, int]]) -> list[Job
 
 def _checked_types(kind: type[Any], record: dict[str, Any]) -> dict[str, Any]:
     """Each field by the types its declaration names; a missing or unknown one fails at the call."""
-    for name, hint in get_type_hints(kind).items():
+    for name, allowed, values in _FIELDS[kind]:
         value = record.get(name)
-        allowed = tuple(_runtime_types(hint))
         if type(value) not in allowed and not (float in allowed and type(value) is int):
             raise ValueError(f"{name} is {value!r}")
-        if get_origin(hint) is Literal and value not in get_args(hint):
+        if values and value not in values:
             raise ValueError(f"{name} is {value!r}")
     return record
 
@@ -380,6 +401,16 @@ def _runtime_types(hint: Any) -> Iterator[type]:
     else:
         for part in get_args(hint):
             yield from _runtime_types(part)
+
+
+#: Of each class of records: names, types and, where only some are allowed, values of its fields.
+_FIELDS: dict[type[Any], list[tuple[str, tuple[type, ...], tuple[Any, ...]]]] = {
+    kind: [
+        (name, tuple(_runtime_types(hint)), get_args(hint) if get_origin(hint) is Literal else ())
+        for name, hint in get_type_hints(kind).items()
+    ]
+    for kind in (Claim, StartedRecord, EndedRecord, ExitRecord)
+}
 
 
 def _remove_entry(path: Path) -> None:

@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 LAUNCH_TIMEOUT_S = 30.0  # from the launch to the supervisor's claim
 ROOM_PAUSE_S = 1.0  # between two tries to write on a full disk
-EARLY_LOOKS_S = (1.0, 5.0, 30.0)  # after a launch, whose hints may get lost
+EARLY_LOOKS_S = (0.1, 1.0, 5.0, 30.0)  # after a launch, whose hints may get lost
 LAUNCH_THREADS = 8
 
 T = TypeVar("T")
@@ -91,7 +91,7 @@ class Launches:
         try:
             if await self._start_supervisor(tracked, make_plan):
                 loop.call_later(LAUNCH_TIMEOUT_S, self.check_claimed, tracked)
-                for after_s in (0.0, *EARLY_LOOKS_S):
+                for after_s in EARLY_LOOKS_S:
                     loop.call_later(after_s, self._look, tracked.key)
         finally:
             tracked.launching = False

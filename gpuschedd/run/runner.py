@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 
-from gpuschedd.core.attempt import AttemptReport, Observation, Orders
+from gpuschedd.core.attempt import AttemptReport, Claim, Observation, Orders
 from gpuschedd.core.recovery import Recovery
 from gpuschedd.gpu.attribution import JobKey, Supervisor
 from gpuschedd.run import launches
@@ -23,7 +23,7 @@ from gpuschedd.run.job_dir import JobDir, JobDirCorrupt, JobDirError, abandoned_
 from gpuschedd.run.launchers.direct import Launcher
 from gpuschedd.run.launches import NEVER_RAN, Launches, MakePlan, Parts
 from gpuschedd.run.tasks import Tasks
-from gpuschedd.run.tracking import Tracked
+from gpuschedd.run.tracking import Look, Tracked
 from gpuschedd.system.threads import started_pool
 
 log = logging.getLogger(__name__)
@@ -122,7 +122,7 @@ class Runner:
     def look(self, key: JobKey) -> None:
         """Read the directory soon; looks that are asked for meanwhile become one."""
         tracked = self._attempts.get(key)
-        if tracked is None:
+        if tracked is None or tracked.told_exit:
             return
         if tracked.looking:
             tracked.look_again = True
@@ -147,6 +147,7 @@ class Runner:
             self._launches.check_claimed(tracked)
         elif tracked.is_setting_up_since(now_s - SETUP_STUCK_S):
             self._parts.tasks.go(self._stop(tracked))
+        tracked.told_exit = False
         self.look(key)
         return True
 
@@ -251,7 +252,7 @@ class Runner:
         """Look, and once more if somebody asked meanwhile."""
         try:
             await self._look_once(tracked)
-            while tracked.look_again:
+            while tracked.look_again and not tracked.told_exit:
                 tracked.look_again = False
                 await self._look_once(tracked)
         finally:
@@ -279,9 +280,13 @@ class Runner:
         seen: Observation | None = None
         problem = None
         try:
-            seen = await self._parts.in_thread(self._parts.dir_of(tracked.key).observe)
+            look = await self._parts.in_thread(lambda: self._read(tracked))
         except JobDirCorrupt as error:
             problem = str(error)
+        else:
+            seen = look.seen
+            if look.pidfd is not None and seen.claim is not None:
+                self._watch(tracked, look.pidfd, seen.claim)
         tracked.has_started = seen is not None and seen.started is not None
         if seen is not None and seen.claim is None:
             if not tracked.claimed or tracked.pidfd is not None:
@@ -290,18 +295,27 @@ class Runner:
         if problem is not None:
             log.error("job_dir_unreadable job=%d attempt=%d error=%s", *tracked.key, problem)
         verdict = tracked.verdict(seen)
-        if verdict is Recovery.ADOPT and await self._attach(tracked) is None:
-            return True  # it died between the two looks
+        if verdict is Recovery.ADOPT and tracked.pidfd is None:
+            return not tracked.over  # it died behind the look
         left = False
         if verdict is Recovery.WAIT_FOR_PROCESSES or verdict in NEVER_RAN:
             # Also where nothing of the user's ran: the set-up of a dead supervisor may hang on.
             left = await self._end_leftovers(tracked, seen)
         if seen is not None or not left:
             report = AttemptReport(*tracked.key, seen=seen, processes_left=left, detail=problem)
+            tracked.told_exit = verdict is Recovery.FINAL_FROM_EXIT
             self._parts.report(report)
         if left:
             await asyncio.sleep(LEFTOVER_PAUSE_S)
         return left
+
+    def _read(self, tracked: Tracked) -> Look:
+        """Its directory, and a supervisor that nobody watches yet. Blocks. Raises JobDirCorrupt."""
+        seen = self._parts.dir_of(tracked.key).observe()
+        is_new = tracked.pidfd is None and tracked.verdict(seen) is Recovery.ADOPT
+        if not is_new or seen.claim is None:
+            return Look(seen, None)
+        return Look(seen, self.launcher.attach(seen.claim))
 
     async def _end_leftovers(self, tracked: Tracked, seen: Observation | None) -> bool:
         """End the processes of an attempt without supervisor; True while some are left."""
@@ -329,13 +343,15 @@ class Runner:
         if claim is None or claim.by != "supervisor":
             return None
         pidfd = await self._parts.in_thread(lambda: self.launcher.attach(claim))
-        if pidfd is None:
-            return None
+        if pidfd is not None:
+            self._watch(tracked, pidfd, claim)
+        return tracked.pidfd
+
+    def _watch(self, tracked: Tracked, pidfd: int, claim: Claim) -> None:
         if tracked.pidfd is not None or tracked.over:
             os.close(pidfd)
-            return tracked.pidfd
+            return
         tracked.watch(pidfd, claim, lambda: self._supervisor_ended(tracked))
-        return pidfd
 
     def _supervisor_ended(self, tracked: Tracked) -> None:
         tracked.unwatch()

@@ -12,6 +12,14 @@ from gpuschedd.core.recovery import Recovery, facts_of, recover
 from gpuschedd.gpu.attribution import JobKey, Supervisor
 
 
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a directory shows, and a pidfd of its supervisor where one is to be watched from now."""
+
+    seen: Observation
+    pidfd: int | None
+
+
 @dataclass(slots=True, eq=False)
 class Tracked:
     """One attempt until it is forgotten."""
@@ -31,6 +39,7 @@ class Tracked:
     look_again: bool = False  # asked for while a look was taken
     ordering: asyncio.Task[None] | None = None  # the last order that is being published
     pidfd: int | None = None  # of the live supervisor
+    told_exit: bool = False  # reported with its exit record, after which there is nothing to see
     supervisor: tuple[int, Supervisor] | None = None  # its pid, and who it is
     claim: Claim | None = None  # that the live supervisor took
 

@@ -112,6 +112,7 @@ class Supervisor:
 
     def _begin(self, pam: Pam | None, script_path: bytes | None) -> None:
         if self._spec.no_exec:
+            self._keep_directory()
             self._publish_started(os.getpid(), os.getsid(0))
             return
         opened: list[int] = []
@@ -136,6 +137,25 @@ class Supervisor:
         os.set_blocking(report_fd, False)
         self._main, self._report_fd, self._gate_fd = pid, report_fd, gate_fd
         self._alarms.set("setup", boottime_s() + SETUP_DEADLINE_S)
+        # Beside the child's set-up, and in any case before its gate.
+        try:
+            self._keep_directory()
+        except OSError as error:
+            self._give_up(f"the job directory cannot be kept: {error}")
+
+    def _keep_directory(self) -> None:
+        """Its name outlives a power cut, as what is in it does. Raises OSError."""
+        jobs_fd = os.open("..", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._dir_fd)
+        try:
+            os.fsync(jobs_fd)
+        finally:
+            os.close(jobs_fd)
+
+    def _give_up(self, why: str) -> None:
+        """Nothing has run: without `started` the daemon starts the job again."""
+        complain(why)
+        self._abandoned = True
+        self._kill_main()
 
     def _wait(self) -> None:
         poll = select.poll()
@@ -235,10 +255,7 @@ class Supervisor:
         try:
             self._publish_started(self._main, self._main)
         except OSError as error:
-            # Nothing has run: without `started` the daemon starts the job again.
-            complain(f"started cannot be written: {error}")
-            self._abandoned = True
-            self._kill_main()
+            self._give_up(f"started cannot be written: {error}")
             return
         try:
             os.write(self._gate_fd, b"g")
@@ -356,7 +373,8 @@ class Supervisor:
             self._abandoned = True
         else:
             self._records.hold(ENDED, self._ended)
-            self._flush()
+            if has_children() or _has_failed(self._ended):
+                self._flush()  # else the exit record follows at once
         if has_children():
             self._terminate_all()
 
@@ -441,8 +459,7 @@ class Supervisor:
         }
 
     def _oom(self, ended: dict[str, Any]) -> str | None:
-        failed = ended["signal"] is not None or ended["code"] not in (None, 0)
-        if not failed or ended["cause"] not in (CAUSE_EXIT, CAUSE_SIGNAL):
+        if not _has_failed(ended) or ended["cause"] not in (CAUSE_EXIT, CAUSE_SIGNAL):
             return None
         if self._host_oom(ended["signal"]):
             return OOM_HOST
@@ -459,6 +476,10 @@ class Supervisor:
             return False
         # A cgroup of its own counts this job alone; a shared one proves nothing by itself.
         return self._spec.launch == "pid1" or signum == signal.SIGKILL
+
+
+def _has_failed(ended: dict[str, Any]) -> bool:
+    return ended["signal"] is not None or ended["code"] not in (None, 0)
 
 
 def _numbered_signal(row: Any) -> tuple[int, int]:

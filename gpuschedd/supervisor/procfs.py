@@ -11,10 +11,15 @@ if TYPE_CHECKING:
 PROC = "/proc"
 
 
+_boot_id: list[str] = []  # read once: no process outlives its boot
+
+
 def boot_id() -> str:
     """Of the running kernel: a pid and its start ticks count in one boot."""
-    with open("/proc/sys/kernel/random/boot_id", "rb") as file:
-        return file.read().decode("ascii").strip()
+    if not _boot_id:
+        with open("/proc/sys/kernel/random/boot_id", "rb") as file:
+            _boot_id.append(file.read().decode("ascii").strip())
+    return _boot_id[0]
 
 
 class ProcessStat:

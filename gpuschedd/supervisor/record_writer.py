@@ -25,6 +25,7 @@ class RecordWriter:
         self._dir_fd = dir_fd
         self._hint_socket = spec.hint_socket
         self._label = spec.label.encode()
+        self._is_awaited = spec.launch != "pid1"
         self._drafts: dict[str, Draft] = {}
         try:
             for name in (CLAIM, STARTED, ENDED, EXIT):
@@ -45,8 +46,8 @@ class RecordWriter:
             "start_ticks": own.start_ticks,
         }
         won = self._drafts.pop(CLAIM).link(encode(record))
-        if won:
-            self.hint()
+        if won and not self._is_awaited:
+            self.hint()  # else whoever launched it is told
         return won
 
     def publish(self, name: str, record: dict[str, Any]) -> None:
@@ -60,7 +61,15 @@ class RecordWriter:
         self._held.append((name, encode(record)))
 
     def flush(self) -> float | None:
-        """Seconds until the next try; None when nothing is held."""
+        """Seconds until the next try; None when nothing is held. One hint for all that came out."""
+        before = len(self._held)
+        try:
+            return self._flush()
+        finally:
+            if len(self._held) < before:
+                self.hint()
+
+    def _flush(self) -> float | None:
         while self._held:
             name, data = self._held[0]
             try:
@@ -74,7 +83,6 @@ class RecordWriter:
                 delay_s, self._retry_s = self._retry_s, min(2 * self._retry_s, RETRY_MAX_S)
                 return delay_s
             del self._held[0], self._drafts[name]
-            self.hint()
         return None
 
     def discard(self) -> None:

@@ -103,13 +103,14 @@ def read_record(dir_fd: int, name: str) -> dict[str, Any] | None:
 
 
 class Draft:
-    """A record under a temporary name, whole and durable before it gets its own.
+    """A record under a temporary name, whole and, if `durable`, on the disk before it gets its own.
 
     With `reserve` its inode and blocks are taken at once, for a disk that may be full later.
     """
 
-    def __init__(self, dir_fd: int, name: str, reserve: bool = False) -> None:
+    def __init__(self, dir_fd: int, name: str, reserve: bool = False, durable: bool = True) -> None:
         self.name = name
+        self._durable = durable
         self._dir_fd = dir_fd
         self._temp = f".{name}.{os.getpid()}.{next(_serial)}"
         self._renamed = False
@@ -131,7 +132,8 @@ class Draft:
     def fill(self, data: bytes) -> None:
         self._write(data)
         os.ftruncate(self._fd, len(data))
-        os.fsync(self._fd)
+        if self._durable:
+            os.fsync(self._fd)
 
     def publish(self, data: bytes) -> None:
         """Fill and rename; may be called again after an OSError."""
@@ -139,7 +141,8 @@ class Draft:
             self.fill(data)
             os.rename(self._temp, self.name, src_dir_fd=self._dir_fd, dst_dir_fd=self._dir_fd)
             self._renamed = True
-        os.fsync(self._dir_fd)
+        if self._durable:
+            os.fsync(self._dir_fd)
         self.close()
 
     def link(self, data: bytes) -> bool:
@@ -170,9 +173,17 @@ class Draft:
 
 def publish(dir_fd: int, name: str, record: dict[str, Any]) -> None:
     """One record, replacing an earlier one of the name, whole and durable at the return."""
-    draft = Draft(dir_fd, name)
+    _put(Draft(dir_fd, name), encode(record))
+
+
+def place(dir_fd: int, name: str, data: bytes) -> None:
+    """As `publish`, for what nobody needs after a power cut: whole for every reader until then."""
+    _put(Draft(dir_fd, name, durable=False), data)
+
+
+def _put(draft: Draft, data: bytes) -> None:
     try:
-        draft.publish(encode(record))
+        draft.publish(data)
     except BaseException:
         draft.discard()
         raise

@@ -246,7 +246,7 @@ def _recovered(host: Host, job: JobDir) -> Recovery:
 @pytest.mark.parametrize("error", ["ENOSPC", "EIO"])
 def test_ends_are_written_when_the_disk_takes_them_again(host: Host, error: str) -> None:
     """The first two fsyncs after the gate fail: held and tried again, `ended` before `exit`."""
-    traced(host, "-e", "trace=fsync", "-e", f"inject=fsync:error={error}:when=5..6")
+    traced(host, "-e", "trace=fsync", "-e", f"inject=fsync:error={error}:when=6..7")
     job = host.sh("exit 3")
     end, ended = host.wait_exit(job), job.ended()
     assert ended is not None
@@ -254,9 +254,10 @@ def test_ends_are_written_when_the_disk_takes_them_again(host: Host, error: str)
     assert end.at_s == ended.at_s <= end.finished_at_s
 
 
+@pytest.mark.parametrize("when", [3, 4])  # the directory itself, the record
 @pytest.mark.parametrize("error", ["ENOSPC", "EIO"])
-def test_a_start_that_cannot_be_written_is_no_start(host: Host, error: str) -> None:
-    traced(host, "-e", "trace=fsync", "-e", f"inject=fsync:error={error}:when=3")
+def test_a_start_that_cannot_be_written_is_no_start(host: Host, error: str, when: int) -> None:
+    traced(host, "-e", "trace=fsync", "-e", f"inject=fsync:error={error}:when={when}")
     job = host.sh("touch ran")
     host.wait_dead(job)
     assert (job.started(), job.ended(), job.exit()) == (None, None, None)
