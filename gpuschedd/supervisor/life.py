@@ -11,7 +11,7 @@ import time
 from gpuschedd.supervisor.child import Child
 from gpuschedd.supervisor.errors import EXIT_OK, EXIT_STORAGE, complain, reason_of
 from gpuschedd.supervisor.helpers import ask_child, host_is_stopping
-from gpuschedd.supervisor.oom import host_oom_kills, scan_as_user
+from gpuschedd.supervisor.oom import has_failed, host_oom_kills, scan_as_user
 from gpuschedd.supervisor.processes import (
     KillRounds,
     dead_child,
@@ -112,7 +112,7 @@ class Supervisor:
 
     def _begin(self, pam: Pam | None, script_path: bytes | None) -> None:
         if self._spec.no_exec:
-            self._keep_directory()
+            self._records.keep_directory()
             self._publish_started(os.getpid(), os.getsid(0))
             return
         opened: list[int] = []
@@ -139,17 +139,9 @@ class Supervisor:
         self._alarms.set("setup", boottime_s() + SETUP_DEADLINE_S)
         # Beside the child's set-up, and in any case before its gate.
         try:
-            self._keep_directory()
+            self._records.keep_directory()
         except OSError as error:
             self._give_up(f"the job directory cannot be kept: {error}")
-
-    def _keep_directory(self) -> None:
-        """Its name outlives a power cut, as what is in it does. Raises OSError."""
-        jobs_fd = os.open("..", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._dir_fd)
-        try:
-            os.fsync(jobs_fd)
-        finally:
-            os.close(jobs_fd)
 
     def _give_up(self, why: str) -> None:
         """Nothing has run: without `started` the daemon starts the job again."""
@@ -373,7 +365,7 @@ class Supervisor:
             self._abandoned = True
         else:
             self._records.hold(ENDED, self._ended)
-            if has_children() or _has_failed(self._ended):
+            if has_children() or has_failed(self._ended):
                 self._flush()  # else the exit record follows at once
         if has_children():
             self._terminate_all()
@@ -459,7 +451,7 @@ class Supervisor:
         }
 
     def _oom(self, ended: dict[str, Any]) -> str | None:
-        if not _has_failed(ended) or ended["cause"] not in (CAUSE_EXIT, CAUSE_SIGNAL):
+        if not has_failed(ended) or ended["cause"] not in (CAUSE_EXIT, CAUSE_SIGNAL):
             return None
         if self._host_oom(ended["signal"]):
             return OOM_HOST
@@ -476,10 +468,6 @@ class Supervisor:
             return False
         # A cgroup of its own counts this job alone; a shared one proves nothing by itself.
         return self._spec.launch == "pid1" or signum == signal.SIGKILL
-
-
-def _has_failed(ended: dict[str, Any]) -> bool:
-    return ended["signal"] is not None or ended["code"] not in (None, 0)
 
 
 def _numbered_signal(row: Any) -> tuple[int, int]:

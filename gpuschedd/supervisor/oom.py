@@ -12,11 +12,18 @@ from gpuschedd.supervisor.records import OOM_CUDA, OOM_SHOWN, OOM_UNKNOWN, read_
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from gpuschedd.supervisor.spec import Spec
 
 OOM_SCAN_BYTES = 2**19  # of the begin and of the end of an output, each
 
 COLOURS = rb"\x1b\[[0-9;]*m"
+
+
+def has_failed(ended: dict[str, Any]) -> bool:
+    """Whether a main process ended otherwise than with 0."""
+    return ended["signal"] is not None or ended["code"] not in (None, 0)
 
 
 def shows_gpu_oom(data: bytes, patterns: tuple[str, ...]) -> bool:
