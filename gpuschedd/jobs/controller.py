@@ -26,6 +26,7 @@ from gpuschedd.jobs.charging import Charging
 from gpuschedd.jobs.following import Followed, Following
 from gpuschedd.jobs.gates import is_eligible
 from gpuschedd.jobs.host_gates import StorageGate, follow_closed
+from gpuschedd.jobs.payloads import LaunchPayloads
 from gpuschedd.jobs.reloads import Outlook, Reload
 from gpuschedd.jobs.snapshots import Snapshots
 from gpuschedd.jobs.state import State, policy_of
@@ -40,6 +41,7 @@ log = logging.getLogger(__name__)
 
 BATCH_COMMANDS_MAX = 1_000
 QUEUE_COMMANDS_MAX = 20_000
+ALONG_JOBS_MAX = 100  # live jobs, with which a submission and its pass are one commit
 
 Evaluate = Callable[[Batch], Any]
 
@@ -66,6 +68,16 @@ class Committed:
 
     changes: tuple[Change, ...]
     events: tuple[tuple[int, Event], ...]  # with their ids
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """A plan and its changes, on the way to be written. `settles`: what moves the queues."""
+
+    made: Plan
+    batch: Batch
+    rows: list[PromiseRow]
+    settles: Plan | None
 
 
 class Controller:
@@ -104,6 +116,7 @@ class Controller:
         self._stopping = False
         self._broken: StoreBroken | None = None
         self._database = started_pool(1, "database")
+        self.payloads = LaunchPayloads(self.in_database)
         self._storage = StorageGate(state, probe, self._database, self.request_pass)
         self.on_commit: list[Callable[[Committed], None]] = []
         self.counters = {
@@ -233,16 +246,37 @@ class Controller:
         self.counters["batches"] += 1
         self.counters["commands"] += len(commands)
         change = passes.promise_change(batch, self.clock)
+        rows = [] if change is None else [change.row]
+        followed = self._following.along(batch)
+        passed = self._pass_along(batch, followed) if change is None else None
         try:
-            await self._commit(batch, [] if change is None else [change.row])
+            await self._commit(batch, followed, rows if passed is None else passed.rows)
         except StoreFull as full:
             self._refuse_full([command for command, _ in results], full)
             return False
         if change is not None:
             change.adopt(self.state)
+        if passed is not None:
+            self._adopt(passed)
+            self.payloads.keep(batch)
         for command, result in results:
             _answer(command, result)
         return True
+
+    def _pass_along(self, batch: Batch, followed: Followed) -> Pass | None:
+        """A pass over what the batch adds, so that one commit makes both durable.
+
+        None: not where it changes more than a snapshot of the last commit has with the queues; and
+        behind a long queue the answer does not wait for a pass.
+        """
+        changed = batch.changed_jobs().keys()
+        is_short = len(self.state.jobs) + len(changed) <= ALONG_JOBS_MAX
+        if not changed or not is_short or not self._knows_gpus or changed & self.state.jobs.keys():
+            return None
+        passed = self._plan(batch)
+        followed.join(self._following.along(passed.batch, passed.settles))
+        batch.absorb(passed.batch)
+        return passed
 
     def _judge(self, batch: Batch, command: Command) -> Any:
         """The command's result, or the error that refused it; a refused one leaves no trace."""
@@ -281,7 +315,7 @@ class Controller:
         return Batch(self.state, self.clock.now_s(), self.clock.wall_s())
 
     async def _commit(
-        self, batch: Batch, promises: Iterable[PromiseRow] = (), settle: Plan | None = None
+        self, batch: Batch, followed: Followed, promises: Iterable[PromiseRow]
     ) -> None:
         """Write the batch, then make it real. StoreFull leaves memory as it was."""
         changes = Changes(mark=self.clock.mark(), gpu_index_of=self.state.gpu_index_of())
@@ -289,7 +323,6 @@ class Controller:
         numbered = tuple(enumerate(batch.events, start=self.last_event_id + 1))
         changes.events += numbered
         changes.promises.update({(row.job_id, row.promised_sched_s): row for row in promises})
-        followed = self._following.along(batch, settle)
         followed.into(changes)
         if changes.is_empty:
             return
@@ -323,16 +356,28 @@ class Controller:
     # --- the pass -----------------------------------------------------------------------------
 
     async def _run_pass(self) -> None:
+        passed = self._plan()
+        followed = self._following.along(passed.batch, passed.settles)
+        try:
+            await self._commit(passed.batch, followed, passed.rows)
+        except StoreFull as full:
+            self._note_full(full)
+            return
+        self._adopt(passed)
+
+    def _plan(self, beneath: Batch | None = None) -> Pass:
+        """What the planner decides now; `beneath`: a batch that is not yet written."""
         self._dirty = False
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         self._wake_waiting()
-        snapshot = self.snapshots.take()
+        snapshot = self.snapshots.take(beneath)
         made = make_plan(snapshot, self.state.policy)
         self.pass_s_last = loop.time() - began_s
         self.counters["passes"] += 1
         # As of the snapshot: a start decided even a moment later would end past what was planned.
-        batch = Batch(self.state, snapshot.now_s, self.clock.to_wall_s(snapshot.now_s))
+        wall_s = self.clock.to_wall_s(snapshot.now_s)
+        batch = Batch(self.state, snapshot.now_s, wall_s, beneath)
         follow_closed(self.state, self._closed_by())
         blocked = host_blocked_by(self.state) is not None
         if blocked:
@@ -344,14 +389,14 @@ class Controller:
         passes.mark_stuck(batch, snapshot)
         passes.warn_of_limits(batch)
         rows = passes.promise_rows(batch, self.clock, made)
-        try:
-            await self._commit(batch, rows, settle=None if blocked else made)
-        except StoreFull as full:
-            self._note_full(full)
-            return
-        passes.adopt_plan(self.state, made, rows)
+        return Pass(made, batch, rows, None if blocked else made)
+
+    def _adopt(self, passed: Pass) -> None:
+        """It is durable: the next pass goes on from it."""
+        made = passed.made
+        passes.adopt_plan(self.state, made, passed.rows)
         for start in made.starts:
-            self.state.expectations.started(start, snapshot.now_s)
+            self.state.expectations.started(start, passed.batch.now_s)
         self.counters["starts"] += len(made.starts)
         self._set_timer(made)
 

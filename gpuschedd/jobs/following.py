@@ -29,6 +29,13 @@ class Followed:
     lengths: dict[tuple[int, Kind], LengthRow] = field(default_factory=dict)
     ended: tuple[Ended, ...] = ()
 
+    def join(self, later: Followed) -> None:
+        """What changed after it, to be written with it."""
+        self.ages.update(later.ages)
+        self.rates.update(later.rates)
+        self.lengths.update(later.lengths)
+        self.ended += later.ended
+
     def into(self, changes: Changes) -> None:
         """What of them is to be written."""
         changes.ages.update(
@@ -46,7 +53,7 @@ class Following:
         self._charging = charging
         self._lengths = state.histories.view()  # as committed
 
-    def along(self, batch: Batch, settle: Plan | None) -> Followed:
+    def along(self, batch: Batch, settle: Plan | None = None) -> Followed:
         """Move them with the batch's jobs. `settle`: the pass whose starts the batch has."""
         rows, queues = Followed(), self._state.queues
         for job_id, job in batch.changed_jobs().items():

@@ -9,6 +9,7 @@ from gpuschedd.core.fairshare import share_of
 from gpuschedd.core.job import Job
 from gpuschedd.core.model import QueueView, Snapshot, Standing, UserLimit, UserQueue, Waiting
 from gpuschedd.core.snapshot import build_snapshot
+from gpuschedd.jobs.batch import Batch
 from gpuschedd.jobs.state import State, waiting_for
 from gpuschedd.store.records import Age
 from gpuschedd.system.clock import SchedulerClock
@@ -24,14 +25,20 @@ class Snapshots:
         self._clock = clock
         self._groups_of = groups_of
 
-    def take(self) -> Snapshot:
-        """Everything one pass looks at, now."""
+    def take(self, beneath: Batch | None = None) -> Snapshot:
+        """Everything one pass looks at, now.
+
+        `beneath`: a batch of new jobs that is not yet written; the queues have them already.
+        """
         state = self._state
+        users = dict(state.user_of)
+        if beneath is not None:
+            users.update((job.uid, job.user) for job in beneath.changed_jobs().values())
         shares = {
             uid: share_of(user, self.groups_named(user), state.policy)
-            for uid, user in state.user_of.items()
+            for uid, user in users.items()
         }
-        limits = {uid: self.limit_of(user) for uid, user in state.user_of.items()}
+        limits = {uid: self.limit_of(user) for uid, user in users.items()}
         return build_snapshot(
             now_s=self._clock.now_s(),
             gpus=state.gpus,

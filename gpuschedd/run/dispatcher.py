@@ -27,7 +27,6 @@ from gpuschedd.run.obedience import Obedience
 from gpuschedd.run.probes import PROBE_ATTEMPT, Prober
 from gpuschedd.run.runner import Runner
 from gpuschedd.run.spec import LaunchContext, SpecMaker
-from gpuschedd.store.records import Payload
 from gpuschedd.supervisor.records import display
 from gpuschedd.system.accounts import NameService
 
@@ -170,17 +169,20 @@ class Dispatcher:
 
     def _follow(self, change: Change) -> None:
         before, after = change.before, change.after
-        if before is None:
-            return
-        if before.holds_gpus and not (after.holds_gpus and after.attempt == before.attempt):
+        held_before = before is not None and before.holds_gpus
+        if (
+            before is not None
+            and held_before
+            and not (after.holds_gpus and after.attempt == before.attempt)
+        ):
             self._obedience.drop(after.job_id)
             self._runner.forget((before.job_id, before.attempt))
             self._gpus.job_gone(before)
-        elif after.state is JobState.CONFIGURING and not before.holds_gpus:
+        elif after.state is JobState.CONFIGURING and not held_before:
             key = (after.job_id, after.attempt)
             self._gpus.begin(after)
             self._runner.launch(key, after.uid, self._plan_maker(after))
-        elif after.holds_gpus:
+        elif before is not None and after.holds_gpus:
             self._follow_orders(before, after)
 
     def _follow_orders(self, before: Job, after: Job) -> None:
@@ -205,7 +207,7 @@ class Dispatcher:
             present = self._controller.state.jobs.get(job.job_id)
             if present is None or present.attempt != job.attempt or present.cancel is not None:
                 return None  # its cancel is on the way, and fences it
-            payload = await self._payload(job)
+            payload = await self._controller.payloads.take(job.job_id)
             if (fault := self._prober.waits_already(job, payload.cwd)) is not None:
                 raise PlaceAway(f"directory {display(payload.cwd)}", fault)
             gpus = self._specs.granted(present, self._gpus.info())
@@ -215,15 +217,11 @@ class Dispatcher:
 
         return make
 
-    async def _payload(self, job: Job) -> Payload:
-        found: Payload = await self._controller.in_database(lambda store: store.payload(job.job_id))
-        return found
-
     async def _probe_plan(self, job: Job) -> LaunchPlan:
         """Its set-up alone, on no GPU. Raises PlaceAway."""
         if self._context.is_system:
             await self._check_account(job)
-        payload = await self._payload(job)
+        payload = await self._controller.payloads.take(job.job_id)
         spec = self._specs.spec(job, payload, ())
         access = await self._device_access(())
         probe = replace(spec, probe=True, attempt=PROBE_ATTEMPT, time_limit_s=None)

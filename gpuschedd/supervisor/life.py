@@ -17,6 +17,7 @@ from gpuschedd.supervisor.processes import (
     dead_child,
     has_children,
     live_count,
+    numbered_signal,
     signal_all,
 )
 from gpuschedd.supervisor.procfs import boot_id, process_stat
@@ -179,7 +180,7 @@ class Supervisor:
     def _obey(self, record: dict[str, Any]) -> None:
         fields = Fields(record)
         limit_s, cancel = fields.optional_number("time_limit_s"), fields.take("cancel")
-        numbered = [_numbered_signal(row) for row in fields.rows("signals")]
+        numbered = [numbered_signal(row) for row in fields.rows("signals")]
         by_whom: dict[str, Any] | None = None
         if cancel is not None:
             by_whom = {f"cancel_{key}": cancel[key] for key in ("by", "at_s", "reason")}
@@ -428,15 +429,9 @@ class Supervisor:
         assert self._ended is not None, "a job that is over has ended"
         self._records.hold(EXIT, self._exit_record(self._ended))
         while not self._flush():
-            self._wait_for_retry()
+            self._alarms.wait()
         self._records.discard()
         return EXIT_OK
-
-    def _wait_for_retry(self) -> None:
-        poll = select.poll()
-        poll.register(self._alarms.fd, select.POLLIN)
-        poll.poll()
-        self._alarms.take_due()
 
     def _exit_record(self, ended: dict[str, Any]) -> dict[str, Any]:
         finished_at_s = time.time()
@@ -468,13 +463,6 @@ class Supervisor:
             return False
         # A cgroup of its own counts this job alone; a shared one proves nothing by itself.
         return self._spec.launch == "pid1" or signum == signal.SIGKILL
-
-
-def _numbered_signal(row: Any) -> tuple[int, int]:
-    number, signum = row
-    if type(number) is not int or type(signum) is not int or not 1 <= signum < signal.NSIG:
-        raise ValueError(f"signals must be rows of number and signal, not {row!r}")
-    return number, signum
 
 
 RECORD_VERSION = 1

@@ -10,6 +10,7 @@ from gpuschedd.supervisor.syscalls import signal
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
 KILL_ROUND_MIN_S, KILL_ROUND_MAX_S = 0.002, 1.0
 #: All that end a process which does not catch them, but for those meant to end it (INT, QUIT, KILL,
@@ -21,6 +22,14 @@ TELLING_SIGNALS = frozenset(
         *(signal.SIGXCPU, signal.SIGXFSZ, *range(signal.SIGRTMIN, signal.SIGRTMAX + 1)),
     }
 )
+
+
+def numbered_signal(row: Any) -> tuple[int, int]:
+    """A row of the orders: its number, and the signal. Raises ValueError or TypeError."""
+    number, signum = row
+    if type(number) is not int or type(signum) is not int or not 1 <= signum < signal.NSIG:
+        raise ValueError(f"signals must be rows of number and signal, not {row!r}")
+    return number, signum
 
 
 def send_signal(pid: int, signum: int, start_ticks: int) -> bool:

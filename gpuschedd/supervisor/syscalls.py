@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import select
 import sys
 import time
 
@@ -130,6 +131,13 @@ class Alarms:
         due = sorted((at_s, name) for name, at_s in self._due.items() if at_s <= now_s)
         self.clear(*(name for _, name in due))
         return [name for _, name in due]
+
+    def wait(self) -> None:
+        """Until one is due, which it clears; nothing else is looked at."""
+        poll = select.poll()
+        poll.register(self.fd, select.POLLIN)
+        poll.poll()
+        self.take_due()
 
     def _arm(self) -> None:
         # Zero would disarm; a deadline in the past fires at once.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sqlite3
 from contextlib import closing
 from dataclasses import replace
@@ -685,3 +686,63 @@ def test_every_promise_holds_at_every_step_over_many_seeds(tmp_path: Path, seed:
 
 async def _live(place: Path, seed: int) -> None:
     await live(Host(place, seed))
+
+
+ONE_GPU = JobRequest(argv=(b"true",), cwd=b"/", environment={}, gpus=1, time_limit_s=60)
+
+
+def test_a_submission_that_can_start_is_one_commit_with_its_start(tmp_path: Path) -> None:
+    """Durable together, so that the reply and the launch wait for the disk once."""
+    asyncio.run(_started_along(Host(tmp_path, 1)))
+
+
+def _commits(host: Host) -> int:
+    with closing(sqlite3.connect(host.store.path)) as db:
+        content = db.execute("SELECT value FROM meta WHERE key = 'census'").fetchone()[0]
+    commits: int = json.loads(content)["commits"]
+    return commits
+
+
+async def _started_along(host: Host) -> None:
+    owner, controller = host.caller(1001), host.controller
+    before = _commits(host)
+    submission = asyncio.ensure_future(
+        controller.call(submitting(owner, SubmitRequest(jobs=(ONE_GPU,))))
+    )
+    await asyncio.sleep(0)
+    assert await controller.step()
+    [job_id] = (await submission).job_ids
+    assert _commits(host) == before + 1
+    assert controller.state.jobs[job_id].state is JobState.CONFIGURING
+    check_books(host)
+    check_queue(host)
+    check_accounts(host)
+    with closing(History(host.store.path)) as history:
+        kinds = [event.kind for event in history.events(job_id)]
+    assert kinds == ["job_submitted", "job_placed"]
+    await controller.stop()
+    controller.close()
+
+
+def test_a_start_along_that_finds_no_room_leaves_no_trace(tmp_path: Path) -> None:
+    """The submission is refused, and nobody holds a GPU or is charged."""
+    asyncio.run(_no_room_along(Host(tmp_path, 1)))
+
+
+async def _no_room_along(host: Host) -> None:
+    owner, controller = host.caller(1001), host.controller
+    host.world.disk_full = True
+    submission = asyncio.ensure_future(
+        controller.call(submitting(owner, SubmitRequest(jobs=(ONE_GPU,))))
+    )
+    await asyncio.sleep(0)
+    assert not await controller.step()
+    with pytest.raises(StorageError):
+        await submission
+    host.world.disk_full = False
+    assert controller.state.jobs == {}
+    assert controller.state.holding == set()
+    check_queue(host)
+    check_accounts(host)
+    await controller.stop()
+    controller.close()
