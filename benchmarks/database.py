@@ -75,11 +75,12 @@ def batch_of(first: int, count: int, script: bytes, mark: ClockMark) -> Changes:
     return changes
 
 
-def fill(place: Path, jobs: int, script_bytes: int) -> None:
+def fill(place: Path, jobs: int, script_bytes: int, ended_ago_s: float = 0.0) -> None:
     """A database of so many final jobs."""
     store = Store.open(place)
     clock = SystemClock()
-    mark = ClockMark(clock.boot_id(), 0.0, clock.boottime_s(), clock.wall_s())
+    wall_s = clock.wall_s() - ended_ago_s
+    mark = ClockMark(clock.boot_id(), 0.0, clock.boottime_s(), wall_s)
     for first in range(1, jobs + 1, JOBS_PER_BATCH):
         count = min(JOBS_PER_BATCH, jobs + 1 - first)
         script = b"#!/bin/sh\n" + os.urandom(script_bytes)

@@ -97,3 +97,12 @@ def _answers(daemon: Private) -> bool:
     except Unavailable:
         return False
     return True
+
+
+def filled(daemon: Private, vram: str, gpus: int) -> None:
+    """One job takes so many GPUs whole and keeps them: what else asks those of that size waits."""
+    with daemon.client() as client:
+        job = client.submit(
+            ["sleep", "86400"], gpus=gpus, vram=vram, exclusive=True, cwd="/", output="/dev/null"
+        )
+        until(lambda: client.job(job.id).started_at_s is not None, "the host is full")
