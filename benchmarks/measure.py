@@ -164,7 +164,7 @@ def _stat(pid: int) -> list[str]:
 
 
 @contextmanager
-def scratch(name: str) -> Iterator[Path]:
-    """A directory of its own on the disk where state usually lies."""
-    with tempfile.TemporaryDirectory(prefix=f"gpusched-{name}-") as place:
+def scratch(name: str, within: Path | None = None) -> Iterator[Path]:
+    """A directory of its own, by default where temporary ones are."""
+    with tempfile.TemporaryDirectory(prefix=f"gpusched-{name}-", dir=within) as place:
         yield Path(place)

@@ -10,6 +10,7 @@ import argparse
 import os
 import platform
 import sqlite3
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -78,9 +79,11 @@ class Report:
 
     script: str  # its file's name: `start` for start.py
     words: str  # what it measures, for the section
+    option: str = ""  # of the script, where it answers two questions
     began_load: float = field(default_factory=lambda: os.getloadavg()[0])
     _figures: list[Figure] = field(default_factory=list)
     _notes: list[str] = field(default_factory=list)
+    _blocks: list[str] = field(default_factory=list)
 
     def figure(
         self,
@@ -102,11 +105,21 @@ class Report:
         self._notes.append(text)
         print(text, flush=True)
 
+    def block(self, lines: Sequence[str]) -> None:
+        """Take and print a table of its own form."""
+        self._blocks.append("\n".join(["```", *lines, "```"]))
+        print(*lines, sep="\n", flush=True)
+
     def finish(self, *, write: bool) -> None:
         """The last line, and the section where it is asked for."""
         print(f"host: {host()}, load {self._load}", flush=True)
         if write:
-            README.write_text(with_section(README.read_text(), self.script, self.section()))
+            README.write_text(with_section(README.read_text(), self.key, self.section()))
+
+    @property
+    def key(self) -> str:
+        """What its markers say."""
+        return f"{self.script} {self.option}".strip()
 
     @property
     def _load(self) -> str:
@@ -114,12 +127,14 @@ class Report:
 
     def section(self) -> str:
         """Markdown, without the markers."""
-        title = f"## `python benchmarks/{self.script}.py`"
+        title = f"## `{f'python benchmarks/{self.script}.py {self.option}'.strip()}`"
         day = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
-        parts = [title, f"{self.words}\n\n{day}; {host()}; load {self._load}."]
+        parts = [title, *([self.words] if self.words else [])]
+        parts.append(f"{day}; {host()}; load {self._load}.")
         if self._figures:
             head = "| what | unit | min | median | max | n | aim |\n|---|---|---|---|---|---|---|"
             parts.append("\n".join([head, *(figure.row for figure in self._figures)]))
+        parts += self._blocks
         if self._notes:
             parts.append("\n".join(f"- {text}" for text in self._notes))
         return "\n\n".join(parts)
@@ -134,9 +149,9 @@ def host() -> str:
     return f"{cores} cores of {machine}, {versions}"
 
 
-def with_section(document: str, script: str, section: str) -> str:
-    """The document with the script's section replaced, or added at the end."""
-    begin, end = (f"<!-- {word} {script} -->" for word in ("begin", "end"))
+def with_section(document: str, key: str, section: str) -> str:
+    """The document with the section of that key replaced, or added at the end."""
+    begin, end = (f"<!-- {word} {key} -->" for word in ("begin", "end"))
     block = f"{begin}\n{section}\n{end}"
     if begin not in document:
         return f"{document.rstrip()}\n\n{block}\n"
@@ -153,5 +168,15 @@ def options(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
+def main() -> None:
+    """`report.py SCRIPT [OPTION..]`: the section of a script that only prints."""
+    script, *words = sys.argv[1:]
+    report = Report(script, "", option=" ".join(words))
+    command = [sys.executable, str(README.with_name(f"{script}.py")), *words]
+    printed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+    report.block(printed.rstrip().splitlines())
+    report.finish(write=True)
+
+
 if __name__ == "__main__":
-    print(host(), file=sys.stderr)
+    main()
