@@ -19,7 +19,11 @@ QUICK := tests/test_rooms.py tests/core tests/jobs tests/client/commands tests/c
 	--deselect tests/core/test_fairshare.py::test_users_of_large_and_of_small_jobs_get_half_each \
 	--deselect tests/store/test_database.py::test_an_unusable_database_ends
 
-.PHONY: demo quick test test-system soak check format clean
+# One script a question; each rewrites its own section of benchmarks/README.md.
+BENCHMARKS := start throughput bulk lists idle memory replay
+BENCHMARK := $(BIN)/python benchmarks
+
+.PHONY: demo quick test test-system soak bench bench-long check format clean
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -40,6 +44,18 @@ test-system: $(STAMP)
 
 soak: $(STAMP)
 	GPUSCHED_SOAK=1 $(PYTEST) -m "not systemd" --timeout=3600
+
+bench: $(STAMP)
+	set -e; for name in $(BENCHMARKS); do $(BENCHMARK)/$$name.py --write; done
+	$(BENCHMARK)/report.py plan
+	$(BENCHMARK)/database.py --jobs 20000 --write
+	$(BENCHMARK)/backfill.py --exact --write
+
+bench-long: $(STAMP)
+	$(BENCHMARK)/backfill.py --write
+	$(BENCHMARK)/database.py --write
+	$(BENCHMARK)/lists.py --finished 1000000 --write
+	$(BIN)/python -m benchmarks.many_users --write
 
 check: $(STAMP)
 	$(BIN)/ruff check .

@@ -1,26 +1,26 @@
 """How the database grows with jobs that have ended, and how long a start on it takes.
 
-Usage: python benchmarks/database.py [--jobs N] [--script-bytes N] [PLACE]. Fills a database in a
-directory below PLACE (default: the temporary one) through the daemon's own writer, with final jobs
-of two hundred users, each with a script, two events and one GPU; starts the daemon on it (after an
-orderly end, and after kill -9), and forgets all requests and events as retention does. Prints one
-line a figure. A million jobs take twenty minutes and 5 GB.
+Usage: python benchmarks/database.py [--jobs N] [--script-bytes N] [--runs N] [--write] [PLACE].
+Fills a database in a directory below PLACE (default: the temporary one) through the daemon's own
+writer, with final jobs of two hundred users, each with a script, two events and one GPU; starts the
+daemon on it (after an orderly end, and after kill -9), and forgets all requests and events as
+retention does. A million jobs take twenty minutes and 5 GB.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import sqlite3
 import subprocess
 import sys
-import tempfile
 import time
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+from benchmarks.measure import fsync_ms, scratch, timed_ms
+from benchmarks.report import Report, options
 from gpusched_client import Client
 from gpusched_client.errors import Unavailable
 from gpusched_client.terms import Cause, GpuUuid, JobId, JobState
@@ -75,11 +75,12 @@ def batch_of(first: int, count: int, script: bytes, mark: ClockMark) -> Changes:
     return changes
 
 
-def fill(place: Path, jobs: int, script_bytes: int) -> None:
+def fill(place: Path, jobs: int, script_bytes: int, ended_ago_s: float = 0.0) -> None:
     """A database of so many final jobs."""
     store = Store.open(place)
     clock = SystemClock()
-    mark = ClockMark(clock.boot_id(), 0.0, clock.boottime_s(), clock.wall_s())
+    wall_s = clock.wall_s() - ended_ago_s
+    mark = ClockMark(clock.boot_id(), 0.0, clock.boottime_s(), wall_s)
     for first in range(1, jobs + 1, JOBS_PER_BATCH):
         count = min(JOBS_PER_BATCH, jobs + 1 - first)
         script = b"#!/bin/sh\n" + os.urandom(script_bytes)
@@ -105,9 +106,7 @@ def start_s(place: Path, end: int) -> float:
     words += ["--socket", str(socket), "--state-dir", str(place)]
     began_s = time.monotonic()
     with (place / "log").open("ab") as log:
-        daemon = subprocess.Popen(
-            [*words, "--config", str(place / "none.toml")], stderr=log, stdout=log
-        )
+        daemon = subprocess.Popen([*words, "--config", os.devnull], stderr=log, stdout=log)
     try:
         while True:
             if daemon.poll() is not None:
@@ -126,37 +125,43 @@ def start_s(place: Path, end: int) -> float:
 def forget(place: Path) -> None:
     """As retention does, when the time of everything has come."""
     store = Store.open(place)
-    for table in ("request", "submission", "event"):
+    for table in ("kept", "submission", "event"):
         while store.drop(Old(table, float("inf"))):
             pass
     store.close()
 
 
-def measure(place: Path, jobs: int, script_bytes: int) -> None:
-    """All figures, one a line."""
-    began_s = time.monotonic()
-    fill(place, jobs, script_bytes)
-    print(f"filled with {jobs} jobs in {time.monotonic() - began_s:.0f} s", flush=True)
+def measure(report: Report, place: Path, jobs: int, script_bytes: int, runs: int) -> None:
+    """All figures."""
+    report.figure("fsync of a new file", "ms", [fsync_ms(place) for _ in range(runs)])
+    filled_ms = timed_ms(lambda: fill(place, jobs, script_bytes))
+    report.figure(f"{jobs:,} jobs are written", "s", [filled_ms / 1e3])
     size = (place / DATABASE_NAME).stat().st_size
-    print(f"database: {size / 2**30:.2f} GiB, {size / jobs:.0f} bytes a job with its request")
-    print(f"first start: {start_s(place, signal.SIGTERM):.2f} s", flush=True)
-    print(f"start after an orderly end: {start_s(place, signal.SIGKILL):.2f} s", flush=True)
-    print(f"start after kill -9: {start_s(place, signal.SIGTERM):.2f} s", flush=True)
-    began_s = time.monotonic()
-    forget(place)
-    print(f"requests and events forgotten in {time.monotonic() - began_s:.0f} s")
-    print(f"{used_bytes(place) / jobs:.0f} bytes a job after that", flush=True)
+    report.figure("size of a job with its request", "bytes", [size / jobs])
+    start_s(place, signal.SIGTERM)  # which checks the whole file
+    orderly, killed = [], []
+    for _ in range(runs):
+        orderly.append(start_s(place, signal.SIGKILL))
+        killed.append(start_s(place, signal.SIGTERM))
+    report.figure("a start after an orderly end", "s", orderly)
+    report.figure("a start after kill -9", "s", killed)
+    report.figure("requests and events are forgotten", "s", [timed_ms(lambda: forget(place)) / 1e3])
+    report.figure("size of a job after that", "bytes", [used_bytes(place) / jobs])
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options(__doc__)
     parser.add_argument("place", nargs="?", type=Path)
     parser.add_argument("--jobs", type=int, default=1_000_000)
     parser.add_argument("--script-bytes", type=int, default=3_000)
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=options.place, prefix="gpusched-database-") as name:
-        measure(Path(name), options.jobs, options.script_bytes)
+    parser.add_argument("--runs", type=int, default=5)
+    asked = parser.parse_args()
+    option = "" if asked.jobs == parser.get_default("jobs") else f"--jobs {asked.jobs}"
+    report = Report("database", "A database of jobs that have ended.", option=option)
+    with scratch("database", asked.place) as place:
+        measure(report, place, asked.jobs, asked.script_bytes, asked.runs)
+    report.finish(write=asked.write)
 
 
 if __name__ == "__main__":

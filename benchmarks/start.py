@@ -1,221 +1,206 @@
-"""How long a start takes, in two trees side by side: from submit to the job's first instruction.
+"""How long a start takes: from submit to the job's first instruction, and of what it is made.
 
-Usage: python benchmarks/start.py [--runs N] [--json] BASE [TREE]. BASE and TREE (default HEAD) are
-revisions, of which worktrees are made, or directories. Each is installed into a venv of its own as
-users do (needs git, gcc and a package index), and has its own daemon with simulated GPUs in user
-mode; all is removed afterwards. Runs alternate between the two, so that what else the host does
-falls on both: compare the ratios, and milliseconds only where nothing else runs. The least values
-are what a quiet moment gives.
+Usage: python benchmarks/start.py [--runs N] [--base REVISION] [--write]. By the Python API, by
+`gsub`, and through PID 1 where one can be booted; beside it what fork and exec take, what an fsync
+of the same directory takes, peers that are installed, and the same by an older revision of this
+clone. All in turns in one run (needs gcc). The parts are the times of the files that a start
+writes; the kernel gives those by its last tick, so each may look up to 4 ms earlier than it was.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
+import itertools
 import os
 import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from statistics import median
-from typing import IO
 
-ROOT = Path(__file__).resolve().parent.parent
-RUNS, RUNS_MIN = 60, 30
-WARM_UP_RUNS = 5
+from benchmarks import peers
+from benchmarks.measure import (
+    fork_exec_ms,
+    fsync_ms,
+    interleaved,
+    percentile,
+    scratch,
+    timed_ms,
+)
+from benchmarks.private import Private, private
+from benchmarks.report import ROOT, Report, options
+from benchmarks.trees import BASE, NoTree, tree_of
+from gpusched_client import Client
+from tests.support.daemon import until
+
+RUNS = 30
 DEADLINE_S = 60.0
-#: What the job does: it says when its first instructions were executed.
+WARM_UP_RUNS = 2
+RECORDS = ("spec", "claim", "started")
+PARTS = {
+    "reply": "the reply, when it is durable",
+    "spec": "the job directory is made",
+    "claim": "the supervisor's claim is written",
+    "started": "its child's record is written, before the child may exec",
+}
+API, GSUB = "by the API", "by gsub"
+AIMS_MS = {API: 10.0, GSUB: 45.0}
+#: What the job does: it says when its first instruction was executed, by the clock that files
+#: have, and when those were written that its start has left in the directory that it is told.
 JOB = r"""
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
 #include <time.h>
-int main(void) {
+static long long ns(struct timespec at) { return at.tv_sec * 1000000000LL + at.tv_nsec; }
+int main(int count, char **words) {
     struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return printf("%lld\n", now.tv_sec * 1000000000LL + now.tv_nsec) < 0;
+    clock_gettime(CLOCK_REALTIME, &now);
+    char text[4096], path[4096], *made = words[1];
+    int length = sprintf(text, "%lld", ns(now));
+    for (int word = 3; word < count; word++) {
+        struct stat found;
+        snprintf(path, sizeof path, "%s/%s.1/%s", words[2], getenv("GPUSCHED_JOB_ID"), words[word]);
+        length += sprintf(text + length, " %lld", stat(path, &found) ? 0 : ns(found.st_mtim));
+    }
+    snprintf(path, sizeof path, "%s.new", made);
+    FILE *file = fopen(path, "w");
+    fputs(text, file);
+    return fclose(file) || rename(path, made);
 }
 """
-COMMANDS = (("gsub", "--version"), ("gq", "--version"), ("gq",))
 
 
-# --- in the tree's own interpreter --------------------------------------------------------------
+def job_program(place: Path) -> Path:
+    """JOB as a program."""
+    program = place / "job"
+    compiler = ["gcc", "-O2", "-static", "-x", "c", "-", "-o", str(program)]
+    subprocess.run(compiler, input=JOB, text=True, check=True)
+    return program
 
 
-def submit_when_told(socket: str, work: str, program: str) -> None:
-    """For each line of stdin: submit the program; the nanoseconds until it ran, on stdout."""
-    from gpusched_client import Client
+@dataclass
+class Starts:
+    """Jobs that say when they ran."""
 
-    output = Path(work) / "output"
-    with Client(socket) as client:
+    place: Path
+    program: Path
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    def ms(self, submit: Callable[[list[str]], object], jobs: Path | None = None) -> list[float]:
+        """From before the submission to the first instruction, and to each record below `jobs`."""
+        said = self.place / f"said{next(self._numbers)}"
+        words = [str(self.program), str(said), *([str(jobs), *RECORDS] if jobs else [])]
+        before_ns = time.time_ns()
+        submit(words)
+        until(said.exists, "the job has run", DEADLINE_S)
+        return [(int(at_ns) - before_ns) / 1e6 for at_ns in said.read_text().split()]
+
+
+@dataclass
+class Ours:
+    """Starts on a private daemon, each on its own: the job before has ended."""
+
+    daemon: Private
+    client: Client
+    starts: Starts
+    parts: dict[str, list[float]] = field(default_factory=dict)
+
+    def api_ms(self) -> float:
+        """By `Client.submit`, over one connection; the parts are kept."""
+        taken: list[float] = []
+
+        def submit(words: list[str]) -> None:
+            taken.append(timed_ms(lambda: self._last.append(self._submit(words))))
+
+        self._last: list[int] = []
+        first_ms, *records_ms = self.starts.ms(submit, self.daemon.state_dir / "jobs")
+        self.client.wait(self._last, timeout_s=DEADLINE_S)
+        for name, value in zip(("reply", *RECORDS), (*taken, *records_ms), strict=True):
+            self.parts.setdefault(name, []).append(value)
+        return first_ms
+
+    def gsub_ms(self) -> float:
+        """By `gsub`, the whole process."""
+        printed: list[bytes] = []
+
+        def submit(words: list[str]) -> None:
+            gsub = [*self.daemon.command("gsub"), "--parsable", "-t", "1", "-o", "/dev/null"]
+            printed.append(
+                subprocess.check_output(
+                    [*gsub, *words], env=self._environment, stderr=subprocess.DEVNULL
+                )
+            )
+
+        first_ms = self.starts.ms(submit)[0]
+        self.client.wait(int(printed[0]), timeout_s=DEADLINE_S)
+        return first_ms
+
+    @property
+    def _environment(self) -> dict[str, str]:
+        return os.environ | self.daemon.environment
+
+    def _submit(self, words: list[str]) -> int:
+        place = str(self.starts.place)
+        return self.client.submit(words, cwd=place, output="/dev/null", time_limit="1:00").id
+
+
+@contextmanager
+def ours(place: Path, program: Path, tree: Path) -> Iterator[Ours]:
+    """A daemon of that tree with a connection to it."""
+    with private(place, "--simulate", "2x24G", tree=tree) as daemon, daemon.client() as client:
         client.hello()
-        for _ in sys.stdin:
-            began_ns = time.monotonic_ns()
-            job = client.submit([program], cwd=work, output=str(output), time_limit="1:00")
-            client.wait(job.id, timeout_s=DEADLINE_S)
-            print(int(output.read_text()) - began_ns, flush=True)
+        yield Ours(daemon, client, Starts(place, program))
 
 
-# --- one tree -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Tree:
-    """An installed tree with its daemon up and its submitter waiting."""
-
-    scripts: Path
-    socket: Path
-    asked: IO[str]
-    answers: IO[str]
-
-    def start_s(self) -> float:
-        """One job: from before the submit to its first instruction."""
-        self.asked.write("go\n")
-        self.asked.flush()
-        return int(self.answers.readline()) / 1e9
-
-    def command_s(self, words: tuple[str, ...]) -> float:
-        """One command as people type it, the whole process."""
-        environment = {"GPUSCHED_SOCKET": str(self.socket), "PATH": "/usr/bin:/bin"}
-        began_s = time.monotonic()
-        subprocess.run(
-            [self.scripts / words[0], *words[1:]],
-            env=environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            check=True,
-        )
-        return time.monotonic() - began_s
-
-
-@contextmanager
-def checked_out(revision: str, place: Path) -> Iterator[Path]:
-    """The tree of a revision; a directory is its own."""
-    if Path(revision).is_dir():
-        yield Path(revision).resolve()
-        return
-    git = ["git", "-C", str(ROOT), "worktree"]
-    subprocess.run([*git, "add", "--quiet", "--detach", str(place), revision], check=True)
+def measure(report: Report, stack: ExitStack, place: Path, base: str, runs: int) -> None:
+    """Everything in turns, then every figure."""
+    program = job_program(place)
+    now = stack.enter_context(ours(place / "now", program, ROOT))
+    measures: dict[str, Callable[[], float]] = {
+        "fork and exec of true": fork_exec_ms,
+        "fsync of a new file": lambda: fsync_ms(place),
+        API: now.api_ms,
+        GSUB: now.gsub_ms,
+    }
     try:
-        yield place
-    finally:
-        subprocess.run([*git, "remove", "--force", str(place)], check=True)
+        tree = stack.enter_context(tree_of(base))
+        before = stack.enter_context(ours(place / "base", program, tree))
+        measures |= {f"{API}, {base}": before.api_ms, f"{GSUB}, {base}": before.gsub_ms}
+    except NoTree as error:
+        report.note(f"no comparison: {error}")
+    starts = Starts(place, program)
+    for start_peer in peers.ALL:
+        peer = stack.enter_context(start_peer(place))
+        if isinstance(peer, peers.Absent):
+            report.note(peer.text)
+        else:
+            measures[peer.name] = partial(_peer_ms, starts, peer)
+    taken = interleaved(measures, runs, WARM_UP_RUNS)
+    for name, values in taken.items():
+        report.figure(name, "ms", values, at_most=AIMS_MS.get(name))
+    report.figure(f"{API}, 95th percentile", "ms", [percentile(taken[API], 95)], at_most=25)
+    for name, values in now.parts.items():
+        report.figure(f"by the API, until {PARTS[name]}", "ms", values[WARM_UP_RUNS:])
 
 
-@contextmanager
-def ended(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
-    """A process of ours, which is ended on leaving."""
-    try:
-        yield process
-    finally:
-        process.terminate()
-        process.wait(DEADLINE_S)
-
-
-@contextmanager
-def running(revision: str, place: Path, program: Path) -> Iterator[Tree]:
-    """The revision's tree, installed and up, in a directory of its own."""
-    place.mkdir()
-    scripts, socket = place / "venv" / "bin", place / "s.sock"
-    python = str(scripts / "python")
-    with ExitStack() as stack:
-        tree = stack.enter_context(checked_out(revision, place / "tree"))
-        subprocess.run([sys.executable, "-m", "venv", place / "venv"], check=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", str(tree)], check=True)
-        daemon = [str(scripts / "gpuschedd"), "--simulate", "2x24G", "--socket", str(socket)]
-        daemon += ["--state-dir", str(place / "state"), "--config", os.devnull]
-        log = stack.enter_context((place / "log").open("w"))
-        stack.enter_context(ended(subprocess.Popen(daemon, stderr=log, text=True)))
-        _wait_for(socket.exists, f"no daemon: {place / 'log'}")
-        submitter = subprocess.Popen(
-            [python, __file__, "--submitter", str(socket), str(place), str(program)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=place,
-        )
-        stack.enter_context(ended(submitter))
-        assert submitter.stdin is not None
-        assert submitter.stdout is not None
-        yield Tree(scripts, socket, submitter.stdin, submitter.stdout)
-
-
-def _wait_for(condition: Callable[[], bool], what: str) -> None:
-    end_s = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < end_s, what
-        time.sleep(0.02)
-
-
-# --- both ---------------------------------------------------------------------------------------
-
-
-def alternating(measures: Sequence[Callable[[], float]], runs: int) -> list[list[float]]:
-    """`runs` values of each measure, taken in turns; every other round backwards."""
-    taken: list[list[float]] = [[] for _ in measures]
-    for number in range(WARM_UP_RUNS + runs):
-        order = range(len(measures))
-        for index in order if number % 2 else reversed(order):
-            value = measures[index]()
-            if number >= WARM_UP_RUNS:
-                taken[index].append(value)
-    return taken
-
-
-def compared(base: list[float], tree: list[float]) -> dict[str, float]:
-    """Medians and least values in milliseconds, and the ratio of each two."""
-    figures: dict[str, float] = {}
-    for which, pick in (("", median), ("least_", min)):
-        before, after = 1e3 * pick(base), 1e3 * pick(tree)
-        figures |= {
-            f"{which}base_ms": round(before, 1),
-            f"{which}tree_ms": round(after, 1),
-            f"{which}ratio": round(after / before, 2),
-        }
-    return figures
-
-
-def measure(trees: list[Tree], runs: int) -> dict[str, dict[str, float]]:
-    """A row for the start of a job and one for each command."""
-    base, tree = alternating([each.start_s for each in trees], runs)
-    rows = {"submit to first instruction": compared(base, tree)}
-    for words in COMMANDS:
-        calls = [partial(each.command_s, words) for each in trees]
-        rows[" ".join(words)] = compared(*alternating(calls, runs))
-    return rows
+def _peer_ms(starts: Starts, peer: peers.Peer) -> float:
+    return starts.ms(peer.submit)[0]
 
 
 def main() -> None:
-    """Measure, print a table or JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("base")
-    parser.add_argument("tree", nargs="?", default="HEAD")
+    """Measure and print."""
+    parser = options(__doc__)
     parser.add_argument("--runs", type=int, default=RUNS)
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="gpusched-start-") as name, ExitStack() as stack:
-        place = Path(name)
-        program = place / "job"
-        compiler = ["gcc", "-O2", "-static", "-x", "c", "-", "-o", str(program)]
-        subprocess.run(compiler, input=JOB, text=True, check=True)
-        trees = [
-            stack.enter_context(running(revision, place / which, program))
-            for which, revision in (("base", options.base), ("tree", options.tree))
-        ]
-        rows = measure(trees, max(RUNS_MIN, options.runs))
-    if options.json:
-        print(json.dumps(rows))
-        return
-    print(f"medians of {max(RUNS_MIN, options.runs)}, load {os.getloadavg()[0]:.1f}")
-    for what, row in rows.items():
-        print(f"{what:>28}: " + ", ".join(f"{key} {value:g}" for key, value in row.items()))
+    parser.add_argument("--base", default=BASE, help="revision or directory to compare with")
+    asked = parser.parse_args()
+    report = Report("start", "From before the submission to the job's first instruction.")
+    with scratch("start") as place, ExitStack() as stack:
+        measure(report, stack, place, asked.base, asked.runs)
+    report.finish(write=asked.write)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--submitter"]:
-        submit_when_told(*sys.argv[2:])
-    else:
-        main()
+    main()

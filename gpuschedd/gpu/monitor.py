@@ -1,8 +1,8 @@
 """Looking at the GPUs again and again: samples in, facts to the controller.
 
 Keeps the last sample when a sweep fails, marked stale: a failed sweep never frees a GPU, and ends
-no job. Owns the cadence and the state of the driver; what a sample means for inventory, health and
-jobs is booked by their own modules.
+no job. Owns when it is looked and the state of the driver; what a sample means for inventory,
+health and jobs is booked by their own modules.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from gpuschedd.core.job import Job
 from gpuschedd.core.model import GpuState
 from gpuschedd.gpu import drains
 from gpuschedd.gpu.attribution import Attribution
+from gpuschedd.gpu.cadence import Cadence
 from gpuschedd.gpu.facts import GpuFacts
 from gpuschedd.gpu.free_memory import FreeMemory
 from gpuschedd.gpu.health_watch import HealthWatch
@@ -47,8 +48,6 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 1.0  # after a failed sweep; the source has a back-off of its own
 STALE_AFTER_S = 15.0  # without a sample: nothing new is placed
-COST_SHARE = 0.05  # of the time, at most, in the driver
-INTERVAL_FACTOR_MAX = 16
 PREFLIGHT_AGE_S = 0.1  # the look that a launch is checked by began no earlier before it
 EVIDENCE_DEADLINE_S = 2.0  # a job's end waits no longer for the driver's figures
 SAY_AGAIN_S = 3600.0  # that there are still none
@@ -89,9 +88,12 @@ class GpuMonitor:
         self._strangers = Strangers()
         self.use.meter.resume(uses_before)
         self._poke = asyncio.Event()
+        self._rests = False  # looks rarely: nobody needs the GPUs
+        self._awaited = False  # no job is placed before the look that is to come
         self._all_seen: Sample | None = None  # the last sample, before it is narrowed to our GPUs
         self._sample: Sample | None = None
-        self._factor = 1
+        self._cadence = Cadence()
+        self.is_watched: Callable[[], bool] = lambda: False  # by a client that is connected
         self._looking: asyncio.Task[bool] | None = None
         self._launching: frozenset[GpuUuid] = frozenset()  # to be looked at before a launch
         self._looked_s: dict[GpuUuid, float] = {}  # boot time of the last such look
@@ -187,6 +189,13 @@ class GpuMonitor:
         """An admin puts a sick GPU back into service."""
         self._health.acknowledge(uuid)
         self._derive()
+
+    def wake(self) -> None:
+        """Somebody came: nothing is planned on a look from before that."""
+        if self._rests:
+            self._controller.await_gpus()
+            self._awaited = True
+            self._poke.set()
 
     async def release(self, why: str) -> None:
         """Release the driver; nothing is placed until `resume`."""
@@ -284,6 +293,9 @@ class GpuMonitor:
                     self._looking = asyncio.ensure_future(self._sweep())
                 worked = await asyncio.shield(self._looking)
             self.first_sweep.set()
+            if self._awaited:
+                self._awaited = False
+                self._controller.gpus_known()
             await self._pause(worked)
 
     async def close(self) -> None:
@@ -293,7 +305,9 @@ class GpuMonitor:
             await asyncio.wait({self._looking})
 
     async def _pause(self, worked: bool) -> None:
-        pause_s = self._controller.state.config.gpu_sample_interval_s * self._factor
+        interval_s = self._controller.state.config.gpu_sample_interval_s
+        self._rests = worked and self._nobody_cares()
+        pause_s = self._cadence.pause_s(interval_s, rests=self._rests)
         if not worked:
             pause_s = max(pause_s, RETRY_S)
         try:
@@ -301,9 +315,16 @@ class GpuMonitor:
                 await self._poke.wait()
         except TimeoutError:
             return
+        finally:
+            self._rests = False
         self._poke.clear()
         if not worked:
             await asyncio.sleep(RETRY_S)
+
+    def _nobody_cares(self) -> bool:
+        """No job runs or waits, none that has ended needs a look, and no client is connected."""
+        is_busy = self._controller.state.jobs or self._free.outdated(self._sample)
+        return not is_busy and not self.is_watched()
 
     async def _sweep(self) -> bool:
         """One sample; False when it failed."""
@@ -348,7 +369,8 @@ class GpuMonitor:
         processes = [process for r in sample.readings for process in r.processes or ()]
         if processes:
             await asyncio.to_thread(self._attribution.learn, processes)
-        self._keep_cheap(sample.cost_s, boottime_s() - began_s)
+        interval_s = self._controller.state.config.gpu_sample_interval_s
+        self._cadence.keep_cheap(interval_s, sample.cost_s, boottime_s() - began_s)
         before = self._sample
         try:
             self._take(sample)
@@ -380,16 +402,6 @@ class GpuMonitor:
                 log.warning("driver_warning text=%s", text)
                 self._warned[text] = now_s
         self._warned = {text: self._warned[text] for text in warnings}
-
-    def _keep_cheap(self, cost_s: float, took_s: float) -> None:
-        """Jobs wait on the driver's lock while it answers us: look less often when that is dear."""
-        interval_s = self._controller.state.config.gpu_sample_interval_s
-        share = cost_s / max(interval_s * self._factor + took_s, 1e-3)
-        if share > COST_SHARE and self._factor < INTERVAL_FACTOR_MAX:
-            self._factor *= 2
-            log.info("gpu_sweeps_slowed interval=%.1f share=%.3f", interval_s * self._factor, share)
-        elif share < COST_SHARE / 4 and self._factor > 1:
-            self._factor //= 2
 
     # --- one sample ---------------------------------------------------------------------------
 

@@ -20,7 +20,6 @@ from benchmarks.backfill import (
     bound,
     replayed,
     text_plot,
-    tree_of,
 )
 from benchmarks.plan import CASES, FEW_SHAPES, FIRST_ID, MANY_SHAPES, POLICY, SHORT, USERS
 from gpuschedd.core.plan import plan
@@ -65,17 +64,6 @@ def test_who_has_used_a_command_before_is_foretold() -> None:
 def test_users_get_what_their_shares_say_of_the_gpus(contest: str) -> None:
     """Three to one, and short jobs against long ones; with limits and without."""
     assert abs(CONTESTS[contest].part() - CONTESTS[contest].fair) < POINTS_OFF_MAX
-
-
-def test_a_base_that_is_not_there_is_told_with_its_cure(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with pytest.raises(SystemExit) as caught, tree_of("no-such-revision"):
-        pass
-    told = capsys.readouterr().err
-    assert caught.value.code == 2
-    assert told.startswith("no-such-revision is not in this clone")
-    assert "git fetch" in told
 
 
 def a_pass(case: str, queued: int) -> int:
