@@ -24,8 +24,7 @@ _FD_BYTES = 4
 def serve() -> int:
     """Fork for each message until the daemon's end is closed; the exit status."""
     become_bare(())
-    # Whom it forked is the kernel's to reap.
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, _reap)
     requests = _socket.socket(fileno=0)
     # What is here now is shared by all supervisors, unless a collection writes to it.
     gc.freeze()
@@ -47,6 +46,15 @@ def _take(requests: _socket.socket) -> tuple[bytes, int]:
         if (level, kind) == (_socket.SOL_SOCKET, _socket.SCM_RIGHTS) and len(data) == _FD_BYTES:
             return path, int.from_bytes(data, sys.byteorder)
     return path, -1
+
+
+def _reap(*_: object) -> None:
+    """Whom it forked, as they end; what they used counts with the daemon's."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
 
 
 def _fork(path: bytes, answer_fd: int) -> None:
