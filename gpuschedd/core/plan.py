@@ -269,22 +269,47 @@ class _Pass:
         """True if no job in the list could start or become the head."""
         if not self._could_start(queue.whole_gpus_min, queue.shared_bytes_min):
             return True
+        if self._all_over_limit(queue):
+            return True
         if self.hold is None:
             return False
         uid = queue.uid
+        # By guesses each key has an end of its own: with all of them fails who fails at once.
+        if queue.least and self._each_fails(uid, queue.least):
+            return True
         if queue.shapes is not None:
-            levels = ((r, self._level(uid, r, key)) for r, key in queue.shapes)
-        elif queue.requests is not None:
-            # By guesses each key has an end of its own: with all of them fails who fails at once.
-            levels = ((r, NOW if self.guesses else self._level(uid, r, "")) for r in queue.requests)
-        else:
+            for request, key in queue.shapes:
+                if not self._fails(uid, request, self._level(uid, request, key)):
+                    return False
+            return True
+        return queue.requests is not None and self._each_fails(uid, queue.requests)
+
+    def _all_over_limit(self, queue: UserQueue) -> bool:
+        """True if the limit of its user leaves no job of the list any room."""
+        room = self._room_of(queue.uid) if self.rooms else None
+        if room is None:
             return False
-        return all(self._fails(uid, request, level) for request, level in levels)
+        if room[1] < 1:
+            return True
+        return bool(queue.least) and all(request.gpus > room[0] for request in queue.least or ())
+
+    def _each_fails(self, uid: int, requests: frozenset[Request]) -> bool:
+        """Whether none of these could start behind the head, whatever is guessed of its length."""
+        for request in requests:
+            if not self._fails(
+                uid, request, NOW if self.guesses else self._level(uid, request, "")
+            ):
+                return False
+        return True
 
     def _fails(self, uid: int, request: Request, level: int) -> bool:
         """Whether no job of that kind could start behind the head."""
-        room = self._room_of(uid)
+        room = self._room_of(uid) if self.rooms else None
         if room is not None and (request.gpus > room[0] or room[1] < 1):
+            return True
+        vram = request.vram_bytes
+        size = None if vram is None else vram + self.policy.margin_bytes
+        if not self.host.could_take(request.gpus, size):
             return True
         need = self.host.need(request, uid)
         if self.failures.covers(need, level):
