@@ -102,7 +102,7 @@ class _Alike:
         return max(self._gpus), max(self._sizes)
 
 
-_Wishes = tuple[bool, bool, str | None, int, Topology]
+_Wishes = tuple[bool, bool, str | None, int, bool]
 
 
 def _wishes(request: Request) -> _Wishes:
@@ -112,7 +112,7 @@ def _wishes(request: Request) -> _Wishes:
         request.exclusive,
         request.gpu_model,
         request.card_bytes,
-        request.topology,
+        request.topology is Topology.NVLINK,
     )
 
 
