@@ -300,3 +300,12 @@ def test_a_job_that_only_queues_up_costs_no_pass(tmp_path: Path) -> None:
         assert starts_of(out)["53"] == 60.0, "which finds an idle GPU"
         # Jobs 1, 2 and 53 come, five moments at which jobs end before 2, then 25 pairs.
         assert json.loads(done.stdout)["passes"] < 35
+
+
+def test_a_job_may_be_as_large_as_the_host(tmp_path: Path) -> None:
+    path = tmp_path / "w.csv"
+    path.write_text("job_id,user,submit_s,gpus,run_s\n1,a,0,5000,60\n2,b,0,5001,60\n")
+    out = tmp_path / "starts"
+    done = run(str(path), "--gpus", "5000", "--json", "--starts", str(out))
+    assert json.loads(done.stdout)["left_out"] == 1
+    assert starts_of(out) == {"1": 0.0}
