@@ -25,6 +25,8 @@ from gpuschedd.core.model import (
     Request,
     RunningJob,
     Snapshot,
+    Topology,
+    UserLimit,
     Waiting,
 )
 from gpuschedd.core.plan import plan
@@ -122,10 +124,12 @@ def snapshot_of(
     running: Sequence[RunningJob],
     first: Request | None = None,
     commands: int = 1,
+    limit: UserLimit | None = None,
 ) -> Snapshot:
     """A queue of that many jobs of all users, who ask these shapes and run these commands in turn.
 
-    `first`: what the first in the queue asks, a job of one who has used nothing yet.
+    `first`: what the first in the queue asks, a job of one who has used nothing yet. `limit`: that
+    of all others.
     """
     queues = Queues(POLICY)
     if first is not None:
@@ -140,7 +144,12 @@ def snapshot_of(
     for uid in range(USERS):
         accounts.set_rate(uid, JobId(uid), rng.random(), NOW_S - 1e5)
     return build_snapshot(
-        now_s=NOW_S, gpus=cards, running=running, queues=queues.view(), accounts=accounts
+        now_s=NOW_S,
+        gpus=cards,
+        running=running,
+        queues=queues.view(),
+        accounts=accounts,
+        limits={} if limit is None else dict.fromkeys(range(USERS), limit),
     )
 
 
@@ -170,7 +179,22 @@ def beside_another_model(queued: int, shapes: Sequence[Request]) -> Snapshot:
     return snapshot_of(queued, shapes, cards, full_host(cards)[4:], first)
 
 
+def over_limit(limit: UserLimit, queued: int, shapes: Sequence[Request]) -> Snapshot:
+    """One GPU is idle and would do for all, whose limits leave them no room."""
+    cards = gpus(8)
+    first = Request(8, time_limit_s=LIMIT_S)
+    return snapshot_of(queued, shapes, cards, full_host(cards)[1:], first, limit=limit)
+
+
+def between_islands(queued: int, shapes: Sequence[Request]) -> Snapshot:
+    """Four GPUs are idle, no two of them joined by NVLink."""
+    cards = tuple(replace(card, island=card.index // 2) for card in gpus(8))
+    first = Request(8, time_limit_s=LIMIT_S)
+    return snapshot_of(queued, shapes, cards, full_host(cards)[::2], first)
+
+
 WHOLE, SHARED = Request(1), Request(1, 10 * GIB)
+LINKED = Request(2, 10 * GIB, topology=Topology.NVLINK)
 WANTED, WANTED_SHARED = Request(1, gpu_model="wanted"), Request(1, 10 * GIB, gpu_model="wanted")
 
 
@@ -202,6 +226,16 @@ CASES = {
     "reserved, shared, many shapes": Case(on_reserved_gpu, partial(too_long, SHARED), MANY_SHAPES),
     "reserved, shared, no two alike": Case(
         on_reserved_gpu, partial(too_long_and_unlike, SHARED), LONG
+    ),
+    "another model, no two alike": Case(
+        beside_another_model, partial(too_long_and_unlike, WANTED_SHARED), LONG
+    ),
+    "NVLink, no two alike": Case(between_islands, partial(too_long_and_unlike, LINKED), LONG),
+    "max_jobs, no two alike": Case(
+        partial(over_limit, UserLimit(max_jobs=0)), partial(too_long_and_unlike, SHARED), LONG
+    ),
+    "max_gpus, no two alike": Case(
+        partial(over_limit, UserLimit(max_gpus=0)), partial(too_long_and_unlike, SHARED), LONG
     ),
 }
 

@@ -26,7 +26,7 @@ from gpuschedd.core.model import (
 from gpuschedd.core.reasons import plural
 from gpuschedd.core.timeline import model_matches
 
-GPUS_MAX = 4096
+GPUS_MAX = 4096  # of one job, unless the host has more
 
 _KindKey = tuple[str, int, int, bool]
 
@@ -68,7 +68,7 @@ def admit(request: Request, inventory: Inventory, policy: Policy) -> AdmittedReq
     With no inventory yet everything well-formed is accepted and waits. Whose limit may be how long
     is not judged here.
     """
-    _check_form(request)
+    _check_form(request, inventory)
     if request.gpus == 0 or not inventory.kinds:
         return AdmittedRequest(request)
     kinds = _of_model(request, inventory)
@@ -78,9 +78,10 @@ def admit(request: Request, inventory: Inventory, policy: Policy) -> AdmittedReq
     return _admit_shared(request, request.vram_bytes, kinds, policy)
 
 
-def _check_form(request: Request) -> None:
-    if not 0 <= request.gpus <= GPUS_MAX:
-        raise Invalid(f"{request.gpus} GPUs; it must be 0 to {GPUS_MAX}.", {"path": "gpus"})
+def _check_form(request: Request, inventory: Inventory) -> None:
+    most = max(GPUS_MAX, sum(kind.count for kind in inventory.kinds))
+    if not 0 <= request.gpus <= most:
+        raise Invalid(f"{request.gpus} GPUs; it must be 0 to {most}.", {"path": "gpus"})
     vram = request.vram_bytes
     if vram is not None and vram <= 0:
         raise Invalid(

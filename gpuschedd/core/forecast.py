@@ -174,16 +174,32 @@ def _waiting(snapshot: Snapshot, job_id: JobId) -> Waiting:
 def _starts(snapshot: Snapshot, policy: Policy, job: Waiting, request: Request) -> bool:
     """Would it start with that request, all else as it is? It keeps its place."""
     queues = tuple(
-        _queue(
-            queue.uid,
-            [replace(own, request=request) if own is job else own for own in queue.jobs],
-        )
-        if queue.uid == job.uid
-        else queue
+        _asking(queue, job, request) if queue.uid == job.uid else queue
         for queue in snapshot.queues.gpu
     )
     changed = replace(snapshot, queues=replace(snapshot.queues, gpu=queues))
     return job.job_id in plan(changed, policy, explain=-1).start_ids
+
+
+def _asking(queue: UserQueue, job: Waiting, request: Request) -> UserQueue:
+    """The list with another request of that job, and what is known of the list as far as it holds.
+
+    It asks less than before, so that the most of any still bounds it.
+    """
+    whole, shared = queue.whole_gpus_min, queue.shared_bytes_min
+    if request.vram_bytes is None:
+        whole = request.gpus if whole is None else min(whole, request.gpus)
+    else:
+        shared = request.vram_bytes if shared is None else min(shared, request.vram_bytes)
+    return replace(
+        queue,
+        jobs=tuple([replace(own, request=request) if own is job else own for own in queue.jobs]),
+        whole_gpus_min=whole,
+        shared_bytes_min=shared,
+        shapes=None,
+        requests=None if queue.requests is None else queue.requests.union([request]),
+        least=None if queue.least is None else queue.least.union([request]),
+    )
 
 
 def _largest(candidates: list[Request], starts: Callable[[Request], bool]) -> Request | None:

@@ -30,11 +30,17 @@ def largest_set(gpus: Iterable[Gpu]) -> int:
 
 @lru_cache(64)
 def _maximal(graph: _Graph) -> tuple[tuple[int, ...], ...]:
-    places = range(len(graph))
-    peers = [
-        frozenset(other for other in places if other != one and _joined(graph, one, other))
-        for one in places
+    named = frozenset[str]().union(*(joined for _uuid, _island, joined in graph))
+    # Who is joined to nobody is in no set: on a large host that is most often each of them.
+    places = [
+        place
+        for place, (uuid, island, joined) in enumerate(graph)
+        if island is not None or joined or uuid in named
     ]
+    peers = {
+        one: frozenset(other for other in places if other != one and _joined(graph, one, other))
+        for one in places
+    }
     found: list[tuple[int, ...]] = []
 
     def extend(chosen: frozenset[int], left: frozenset[int], done: frozenset[int]) -> None:

@@ -268,6 +268,8 @@ class UserQueue:
     `shapes`, `requests`: the distinct (request, length key) among them, and the distinct requests
     whatever is estimated;
     None: too many, or not known. A list of which each fails is dropped.
+    `least`: for each combination of wishes a request that asks no more of anything than any job
+    with these; None as above. Where these fail, all do, however many differ.
 
     `whole_gpus_min`, `shared_bytes_min`: the least that any whole-GPU job asks in GPUs, any shared
     job in bytes per GPU; None without such a job. They let a pass drop the user at once.
@@ -287,6 +289,7 @@ class UserQueue:
     aged_to: int | None = None
     shapes: frozenset[Shape] | None = None
     requests: frozenset[Request] | None = None
+    least: frozenset[Request] | None = None
 
 
 @dataclass(frozen=True)

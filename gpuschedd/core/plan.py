@@ -59,7 +59,14 @@ from gpuschedd.core.model import (
     Waiting,
 )
 from gpuschedd.core.priority import Entry, Merge
-from gpuschedd.core.reservation import Hold, Shadow, is_sure, select_freely, shadow
+from gpuschedd.core.reservation import (
+    Hold,
+    Shadow,
+    could_select,
+    is_sure,
+    select_freely,
+    shadow,
+)
 from gpuschedd.core.timeline import Host, Load, Need, Slot, end_if_decided_s
 from gpuschedd.core.unknown import why_unknown
 
@@ -104,6 +111,7 @@ class _Pass:
         self.horizon = HorizonView(self._horizon(), policy)
         self.failures = Failures()
         self.hope: dict[tuple[int | None, int | None], bool] = {}  # of _could_start, for now
+        self.could: set[tuple[Need, int]] = set()  # could start, for now
         self.starts: list[Start] = []
         self.reasons: dict[JobId, Reason] = {}
         self.priorities: dict[JobId, PriorityParts] = {}
@@ -269,27 +277,55 @@ class _Pass:
         """True if no job in the list could start or become the head."""
         if not self._could_start(queue.whole_gpus_min, queue.shared_bytes_min):
             return True
+        if self._all_over_limit(queue):
+            return True
         if self.hold is None:
             return False
         uid = queue.uid
+        # By guesses each key has an end of its own: with all of them fails who fails at once.
+        if queue.least and self._each_fails(uid, queue.least):
+            return True
         if queue.shapes is not None:
-            levels = ((r, self._level(uid, r, key)) for r, key in queue.shapes)
-        elif queue.requests is not None:
-            # By guesses each key has an end of its own: with all of them fails who fails at once.
-            levels = ((r, NOW if self.guesses else self._level(uid, r, "")) for r in queue.requests)
-        else:
+            for request, key in queue.shapes:
+                if not self._fails(uid, request, self._level(uid, request, key)):
+                    return False
+            return True
+        return queue.requests is not None and self._each_fails(uid, queue.requests)
+
+    def _all_over_limit(self, queue: UserQueue) -> bool:
+        """True if the limit of its user leaves no job of the list any room."""
+        room = self._room_of(queue.uid) if self.rooms else None
+        if room is None:
             return False
-        return all(self._fails(uid, request, level) for request, level in levels)
+        if room[1] < 1:
+            return True
+        return bool(queue.least) and all(request.gpus > room[0] for request in queue.least or ())
+
+    def _each_fails(self, uid: int, requests: frozenset[Request]) -> bool:
+        """Whether none of these could start behind the head, whatever is guessed of its length."""
+        for request in requests:
+            if not self._fails(
+                uid, request, NOW if self.guesses else self._level(uid, request, "")
+            ):
+                return False
+        return True
 
     def _fails(self, uid: int, request: Request, level: int) -> bool:
         """Whether no job of that kind could start behind the head."""
-        room = self._room_of(uid)
+        room = self._room_of(uid) if self.rooms else None
         if room is not None and (request.gpus > room[0] or room[1] < 1):
             return True
+        vram = request.vram_bytes
+        size = None if vram is None else vram + self.policy.margin_bytes
+        if not self.host.could_take(request.gpus, size):
+            return True
         need = self.host.need(request, uid)
+        if (need, level) in self.could:
+            return False
         if self.failures.covers(need, level):
             return True
-        if self._select(need, level) is not None:
+        if self._could_select(need, level):
+            self.could.add((need, level))
             return False
         self._failed(need, level)
         return True
@@ -357,7 +393,7 @@ class _Pass:
 
     def _failed(self, need: Need, level: int) -> int:
         """Remember that such a request failed; at which level it does."""
-        if level > NOW and select_freely(need, self._fitting(need)) is None:
+        if level > NOW and not could_select(need, self._fitting(need)):
             level = NOW
         self.failures.add(need, level)
         return level
@@ -383,12 +419,26 @@ class _Pass:
         return [slot for slot in fitting if slot.position not in self.closed]
 
     def _select(self, need: Need, level: int) -> list[Slot] | None:
-        fitting = self._fitting(need)
-        if self.policy.backfill is Backfill.BEFORE_RESERVATION and (self.closed or level > NOW):
+        if self._may_not(level):
             return None
+        fitting = self._fitting(need)
         if level == NOW or self.hold is None:
             return select_freely(need, fitting)
         return self.hold.select(need, fitting)
+
+    def _could_select(self, need: Need, level: int) -> bool:
+        """Whether there is a selection at all."""
+        if self._may_not(level):
+            return False
+        fitting = self._fitting(need)
+        if level == NOW or self.hold is None:
+            return could_select(need, fitting)
+        return self.hold.could_select(need, fitting)
+
+    def _may_not(self, level: int) -> bool:
+        """True where the policy lets no such job start behind the head."""
+        is_before = self.policy.backfill is Backfill.BEFORE_RESERVATION
+        return is_before and (bool(self.closed) or level > NOW)
 
     def _room_of(self, uid: int) -> tuple[float, float] | None:
         """What is left of a user's limit: a reservation counts as taken. None: no limit."""
@@ -460,6 +510,7 @@ class _Pass:
         if guesses and self.now_s >= patience.ends_at_s(first, self.policy):
             self.closed = patience.closed_for(self.expected, need)
         self.hope.clear()
+        self.could.clear()
 
     def _unlimited(self, hold: Hold) -> list[JobId]:
         """The jobs without limit on the GPUs that are shown as its future ones."""
@@ -488,7 +539,7 @@ class _Pass:
         hold, job = self.hold, entry.job
         fitting = self.host.fitting(need)
         free = len(fitting)
-        if select_freely(need, fitting) is None:
+        if not could_select(need, fitting):
             self._note(entry, self._lacks_gpus(need, free))
         elif level == NOW and self.closed:
             first, ended_at_s = self._first_of(hold.head), self._patient_until_s(hold.head)
@@ -544,6 +595,7 @@ class _Pass:
         )
         self._sit(start, alone=need.whole or need.exclusive)
         self.hope.clear()
+        self.could.clear()
         self.lacks.clear()
 
     def _start_of(self, job: Waiting, grants: tuple[Grant, ...], rule: Rule, rank: int) -> Start:

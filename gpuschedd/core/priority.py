@@ -123,10 +123,10 @@ class Merge:
         waiting, self._heap[:] = self._heap[:], []
         for entry in waiting:
             stream = entry.stream
-            if not job(entry.job):
-                self._heap.append(entry)
-            elif whole_list(stream.queue):
+            if whole_list(stream.queue):
                 stream.dropped = True
+            elif not job(entry.job):
+                self._heap.append(entry)
             elif (entry.counts or entry.chained) and not stream.dropped:
                 self._push_next(stream, self._heap.append)
         heapify(self._heap)

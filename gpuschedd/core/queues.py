@@ -16,6 +16,7 @@ from typing import TypeVar
 from gpusched_client.terms import JobId
 from gpuschedd.core.horizon import HorizonView
 from gpuschedd.core.model import (
+    NEVER_S,
     FirstHead,
     Horizon,
     Order,
@@ -23,11 +24,12 @@ from gpuschedd.core.model import (
     QueueView,
     Request,
     Shape,
+    Topology,
     UserQueue,
     Waiting,
 )
 
-T = TypeVar("T", int, Request, Shape)
+T = TypeVar("T", int, float, Request, Shape)
 _Key = tuple[float, float, JobId]
 
 
@@ -56,12 +58,69 @@ def _leave(waiting: Waiting, now_s: float) -> Waiting:
     return replace(waiting, age_gained_s=age_s(waiting, now_s), window_since_s=None)
 
 
+class _Alike:
+    """What those ask whose wishes are the same, each value with how many jobs ask it."""
+
+    __slots__ = ("_gpus", "_least", "_limits_s", "_sizes", "_wishes")
+
+    def __init__(self, request: Request) -> None:
+        self._wishes = request
+        self._gpus: dict[int, int] = {}
+        self._sizes: dict[int, int] = {}  # bytes per GPU; 0 of whole GPUs
+        self._limits_s: dict[float, int] = {}
+        self._least: Request | None = None  # until one of the values comes or goes
+
+    def __bool__(self) -> bool:
+        return bool(self._gpus)
+
+    def count(self, request: Request, by: int) -> None:
+        """A job of these more, or less."""
+        limit_s = request.time_limit_s
+        changes = _tally(self._gpus, request.gpus, by)
+        changes |= _tally(self._sizes, request.vram_bytes or 0, by)
+        changes |= _tally(self._limits_s, NEVER_S if limit_s is None else limit_s, by)
+        if changes:
+            self._least = None
+
+    def least(self) -> Request:
+        """One that asks no more of anything than any of them."""
+        if self._least is None:
+            limit_s, wishes = min(self._limits_s), self._wishes
+            self._least = Request(
+                gpus=min(self._gpus),
+                vram_bytes=None if wishes.whole else min(self._sizes),
+                gpu_model=wishes.gpu_model,
+                exclusive=wishes.exclusive,
+                topology=wishes.topology,
+                time_limit_s=None if limit_s == NEVER_S else limit_s,
+                card_bytes=wishes.card_bytes,
+            )
+        return self._least
+
+    def most(self) -> tuple[int, int]:
+        """The GPUs and the bytes per GPU that no job asks more of."""
+        return max(self._gpus), max(self._sizes)
+
+
+_Wishes = tuple[bool, bool, str | None, int, bool]
+
+
+def _wishes(request: Request) -> _Wishes:
+    """What two requests must have in common for one to fail with the other, a lesser one."""
+    return (
+        request.vram_bytes is None,
+        request.exclusive,
+        request.gpu_model,
+        request.card_bytes,
+        request.topology is Topology.NVLINK,
+    )
+
+
 class _Own:
     """One user's list. `keys` is sorted; `window` holds the keys inside the window, in order."""
 
     __slots__ = (
-        *("aged", "gpus", "jobs", "keys", "requests", "shapes", "shared", "uid", "user", "view"),
-        *("whole", "window", "wishing"),
+        *("aged", "alike", "jobs", "keys", "requests", "shapes", "uid", "user", "view", "window"),
     )
 
     def __init__(self, uid: int, user: str) -> None:
@@ -71,10 +130,7 @@ class _Own:
         self.jobs: dict[_Key, Waiting] = {}
         self.window: list[_Key] = []
         self.aged: set[_Key] = set()  # jobs that have gained age or are gaining it
-        self.whole: dict[int, int] = {}  # GPUs asked -> how many whole-GPU jobs ask them
-        self.shared: dict[int, int] = {}  # bytes asked -> how many shared jobs ask them
-        self.gpus: dict[int, int] = {}  # GPUs asked -> how many jobs of any kind ask them
-        self.wishing = 0  # jobs with a further wish
+        self.alike: dict[_Wishes, _Alike] = {}
         self.shapes: dict[Shape, int] = {}  # how many jobs have each
         self.requests: dict[Request, int] = {}  # likewise
         self.view: UserQueue | None = None
@@ -104,33 +160,44 @@ class _Own:
 
     def _count(self, waiting: Waiting, by: int) -> None:
         request = waiting.request
-        vram = request.vram_bytes
-        _tally(self.gpus, request.gpus, by)
-        self.wishing += by * request.wishes
+        wishes = _wishes(request)
+        alike = self.alike.get(wishes)
+        if alike is None:
+            alike = self.alike[wishes] = _Alike(request)
+        alike.count(request, by)
+        if not alike:
+            del self.alike[wishes]
         _tally(self.shapes, Shape(request, waiting.length_key), by)
         # Asked where no end is guessed: an estimate tells nothing there.
         _tally(self.requests, _without_estimate(request), by)
-        if vram is None:
-            _tally(self.whole, request.gpus, by)
-        else:
-            _tally(self.shared, vram, by)
 
     def freeze(self) -> UserQueue:
         if self.view is None:
             jobs = self.jobs
+            least = [alike.least() for alike in self.alike.values()]
+            gpus_max, bytes_max = self._most(least)
             self.view = UserQueue(
                 uid=self.uid,
                 user=self.user,
                 jobs=tuple([jobs[key] for key in self.keys]),
-                whole_gpus_min=min(self.whole, default=None),
-                shared_bytes_min=min(self.shared, default=None),
-                gpus_max=None if self.wishing else max(self.gpus, default=0),
-                bytes_max=None if self.wishing else max(self.shared, default=0),
+                whole_gpus_min=min([r.gpus for r in least if r.vram_bytes is None], default=None),
+                shared_bytes_min=min(
+                    [r.vram_bytes for r in least if r.vram_bytes is not None], default=None
+                ),
+                gpus_max=gpus_max,
+                bytes_max=bytes_max,
                 aged_to=bisect_left(self.keys, max(self.aged)) + 1 if self.aged else 0,
                 shapes=_if_few(self.shapes),
                 requests=_if_few(self.requests),
+                least=frozenset(least) if len(least) <= SHAPES_MAX else None,
             )
         return self.view
+
+    def _most(self, least: list[Request]) -> tuple[int | None, int | None]:
+        if any(request.wishes for request in least):
+            return None, None
+        most = [alike.most() for alike in self.alike.values()]
+        return max([gpus for gpus, _size in most]), max([size for _gpus, size in most])
 
 
 def _if_few(counts: dict[T, int]) -> frozenset[T] | None:
@@ -141,12 +208,15 @@ def _without_estimate(request: Request) -> Request:
     return request if request.estimate_s is None else replace(request, estimate_s=None)
 
 
-def _tally(counts: dict[T, int], ask: T, by: int) -> None:
-    left = counts.get(ask, 0) + by
+def _tally(counts: dict[T, int], ask: T, by: int) -> bool:
+    """Count it; whether it is new, or gone."""
+    before = counts.get(ask, 0)
+    left = before + by
     if left:
         counts[ask] = left
     else:
         del counts[ask]
+    return not (left and before)
 
 
 class Queues:

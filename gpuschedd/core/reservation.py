@@ -71,10 +71,21 @@ def is_sure(host: Host, need: Need, at_s: float) -> bool:
     return found is not None and found.at_s <= at_s
 
 
+def could_select(need: Need, fitting: Sequence[Slot]) -> bool:
+    """Whether they are enough, without any choice among them."""
+    if len(fitting) < need.gpus:
+        return False
+    if not need.nvlink or need.gpus == 1:
+        return True
+    return any(len(group) >= need.gpus for group in groups_of(fitting, need))
+
+
 def select_freely(need: Need, fitting: Sequence[Slot]) -> list[Slot] | None:
     """GPUs for a request that need not look at any reservation; None if they are not enough."""
     if len(fitting) < need.gpus:
         return None
+    if not need.nvlink or need.gpus == 1:
+        return choose(fitting, need)
     groups = groups_of(fitting, need)
     chosen = [choose(group, need) for group in groups if len(group) >= need.gpus]
     return min(chosen, key=lambda slots: _broken(groups, slots), default=None)
@@ -115,9 +126,20 @@ class Hold:
 
     def select(self, need: Need, fitting: Sequence[Slot]) -> list[Slot] | None:
         """GPUs for a job that runs past T: of them at most `spare` stop being useful."""
+        best = self._cheapest(need, fitting)
+        return None if best is None else choose(best[1], need, best[0])
+
+    def could_select(self, need: Need, fitting: Sequence[Slot]) -> bool:
+        """Whether there are any, without a choice among them."""
+        return self._cheapest(need, fitting) is not None
+
+    def _cheapest(
+        self, need: Need, fitting: Sequence[Slot]
+    ) -> tuple[set[int], Sequence[Slot]] | None:
+        """The group in which the head loses least, and which of it the head would lose."""
         if len(fitting) < need.gpus:
             return None
-        best: tuple[int, int, set[int], list[Slot]] | None = None
+        best: tuple[int, int, set[int], Sequence[Slot]] | None = None
         for group in groups_of(fitting, need):
             if len(group) < need.gpus:
                 continue
@@ -132,7 +154,7 @@ class Hold:
                     continue
                 if best is None or (cost, len(group)) < best[:2]:
                     best = (cost, len(group), blocked, group)
-        return None if best is None else choose(best[3], need, best[2])
+        return None if best is None else best[2:]
 
     def commit(self, need: Need, slots: Sequence[Slot]) -> None:
         """Count that a job running past T is about to sit on these (call before it does)."""

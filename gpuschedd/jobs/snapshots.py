@@ -102,6 +102,7 @@ def _queue_up(lists: list[UserQueue], rows: list[Waiting]) -> None:
         aged_to=None,
         shapes=None,
         requests=None,
+        least=None if queue.least is None else queue.least.union(asked),
     )
     if place is None:
         lists.append(grown)

@@ -17,6 +17,7 @@ from gpuschedd.core.fairshare import Accounts, charge_rate
 from gpuschedd.core.lengths import Histories
 from gpuschedd.core.model import (
     NEVER_S,
+    Backfill,
     Gpu,
     Inventory,
     Kind,
@@ -106,12 +107,17 @@ class Replay:
             next_submit_s = self._jobs[arrivals[at]].submit_s if at < len(arrivals) else NEVER_S
             next_end_s = state.ends[0][0] if state.ends else NEVER_S
             now_s = min(next_submit_s, next_end_s, state.due_s)
-            self._end_jobs(now_s)
+            new = at
             while at < len(arrivals) and self._jobs[arrivals[at]].submit_s <= now_s:
-                self._submit(arrivals[at], now_s)
                 at += 1
-            self._make_pass(now_s)
-            passes += 1
+            # Whether it matters is asked of the queue as the last pass left it.
+            idles = now_s < min(next_end_s, state.due_s) and self._only_queue_up(arrivals[new:at])
+            self._end_jobs(now_s)
+            for position in arrivals[new:at]:
+                self._submit(position, now_s)
+            if not idles:
+                self._make_pass(now_s)
+                passes += 1
         return Replayed(
             tuple(self._ran), len(self._jobs) - len(arrivals), passes, tuple(self._ended)
         )
@@ -150,6 +156,23 @@ class Replay:
             length_key=job.command,
         )
         self._state.queues.insert(waiting, now_s)
+
+    def _only_queue_up(self, arrivals: Sequence[int]) -> bool:
+        """True if a pass could start nothing though these have come, and nothing else happened.
+
+        While nothing ends, what could not start cannot later on: less and less ends by the same T.
+        That holds while the head stays the same, as it does where jobs are taken in order of
+        arrival, or where it has a promise.
+        """
+        state, policy = self._state, self._policy
+        held = state.reservation
+        if policy.backfill is Backfill.OFF and policy.order is Order.FCFS:
+            return len(state.queues) > 0
+        if held is None or held.guessed or not (held.promised or policy.order is Order.FCFS):
+            return False
+        busy = {grant.uuid for job in state.running.values() for grant in job.grants}
+        idle, asked = len(self._gpus) - len(busy), (self._requests[one] for one in arrivals)
+        return all(request.whole and request.gpus > idle for request in asked)
 
     def _end_jobs(self, now_s: float) -> None:
         ends = self._state.ends

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gpusched_client.terms import JobId
-from gpuschedd.core.model import HOUR_S, Order, Waiting
+from gpuschedd.core.model import GIB, HOUR_S, Order, Request, Waiting
 from gpuschedd.core.priority import queue_order
 from gpuschedd.core.queues import Queues, age_s, rested
 from tests.support.core_builders import EXACT, gpus, snapshot_of, waiting
@@ -185,3 +185,30 @@ def test_rows_of_who_was_put_first_restore_the_same_list() -> None:
     for row in queues.to_front(JobId(3), 9.0):
         kept[row.job_id] = row
     assert ids(Queues.restore(EXACT, kept.values())) == [3, 1, 2]
+
+
+def test_the_least_of_a_list_is_below_all_with_the_same_wishes() -> None:
+    """And follows what comes and goes, however many requests differ."""
+    queues = Queues(EXACT)
+    asked = [
+        Request(4, 20 * GIB, time_limit_s=60.0),
+        Request(2, 30 * GIB, time_limit_s=None, estimate_s=5.0),
+        Request(3, gpu_model="a100", time_limit_s=None),
+        Request(1, 10 * GIB, time_limit_s=900.0),
+    ]
+    for number, request in enumerate(asked, start=1):
+        queues.insert(replace(waiting(number), request=request), 0.0)
+    assert queues.view().gpu[0].least == frozenset(
+        [Request(1, 10 * GIB, time_limit_s=60.0), Request(3, gpu_model="a100")]
+    )
+    for number in (1, 3, 4):
+        queues.remove(JobId(number), 0.0)
+    assert queues.view().gpu[0].least == frozenset([Request(2, 30 * GIB)])
+
+
+def test_too_many_combinations_of_wishes_have_no_least(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpuschedd.core.queues.SHAPES_MAX", 1)
+    queues = Queues(EXACT)
+    for number in (1, 2):
+        queues.insert(replace(waiting(number), request=Request(1, card_bytes=number)), 0.0)
+    assert queues.view().gpu[0].least is None

@@ -285,3 +285,27 @@ def test_text_report_has_a_line_per_job_size_and_user(made: Path) -> None:
     assert "utilisation" in done.stdout
     assert "4 GPUs" in done.stdout
     assert "user bob" in done.stdout
+
+
+def test_a_job_that_only_queues_up_costs_no_pass(tmp_path: Path) -> None:
+    """Its GPUs are not idle, and the head has a promise: nothing else can start either."""
+    path = tmp_path / "w.csv"
+    lines = ["job_id,user,submit_s,gpus,run_s", "1,a,0,3,600", "2,b,1,4,600"]
+    lines += [f"{number},c,{number},2,60" for number in range(3, 53)]
+    path.write_text("\n".join([*lines, "53,d,60,1,60"]) + "\n")
+    out = tmp_path / "starts"
+    for order in ("fcfs", "priority"):
+        done = run(str(path), "--gpus", "4", "--order", order, "--json", "--starts", str(out))
+        assert starts_of(out)["2"] == 600.0
+        assert starts_of(out)["53"] == 60.0, "which finds an idle GPU"
+        # Jobs 1, 2 and 53 come, five moments at which jobs end before 2, then 25 pairs.
+        assert json.loads(done.stdout)["passes"] < 35
+
+
+def test_a_job_may_be_as_large_as_the_host(tmp_path: Path) -> None:
+    path = tmp_path / "w.csv"
+    path.write_text("job_id,user,submit_s,gpus,run_s\n1,a,0,5000,60\n2,b,0,5001,60\n")
+    out = tmp_path / "starts"
+    done = run(str(path), "--gpus", "5000", "--json", "--starts", str(out))
+    assert json.loads(done.stdout)["left_out"] == 1
+    assert starts_of(out) == {"1": 0.0}
