@@ -149,11 +149,15 @@ def _ids(client: Client, words: Iterable[str]) -> tuple[int, ...]:
 
 
 def _status(client: Client, options: dict[str, Any]) -> None:
-    from gpusched_client.output.json import json_text
     from gpusched_client.output.text import status_word
 
     word = status_word(client.job(_one_id(client, options, "status")))
-    print_out(json_text({"status": word}) if options["as_json"] else f"{word}\n")
+    if options["as_json"]:
+        from gpusched_client.output.json import json_text
+
+        print_out(json_text({"status": word}))
+    else:
+        print_out(f"{word}\n")
 
 
 def _why(client: Client, options: dict[str, Any]) -> None:
@@ -305,12 +309,13 @@ def _listing_order(job: JobView) -> tuple[int, float, int]:
 
 
 def _show(jobs: Sequence[JobView], total: int, options: dict[str, Any]) -> None:
-    from gpusched_client.output.job import jobs_table
-    from gpusched_client.output.json import json_text
-
     if options["as_json"]:
+        from gpusched_client.output.json import json_text
+
         print_out(json_text({"jobs": jobs, "total": total}))
         return
+    from gpusched_client.output.job import jobs_table
+
     print_out(jobs_table(jobs, _view(), _columns(options["columns"])))
     if len(jobs) < total:
         print_err(f"showing {len(jobs)} of {total}")
