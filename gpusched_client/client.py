@@ -182,7 +182,7 @@ class Client(Administration):
 
         request = JobsRequest(
             ids=None if ids is None else tuple(ids),
-            users=None if users is None else (users,) if isinstance(users, str) else tuple(users),
+            users=_users(users),
             states=None if states is None else _states(states),
             name=name,
             ended_within_s=ended_within_s,
@@ -191,11 +191,18 @@ class Client(Administration):
         )
         return self._session.call(request)
 
-    def queue(self, *, limit: int = RESPONSE_JOBS_MAX, after: int | None = None) -> QueueResult:
-        """Pending jobs in the order in which they are considered."""
+    def queue(
+        self,
+        *,
+        limit: int = RESPONSE_JOBS_MAX,
+        after: int | None = None,
+        users: Iterable[str] | None = None,
+        name: str | None = None,
+    ) -> QueueResult:
+        """Pending jobs that pass the filters, in the order in which they are considered."""
         from gpusched_client.wire.job_messages import QueueRequest
 
-        return self._session.call(QueueRequest(limit, after))
+        return self._session.call(QueueRequest(limit, after, _users(users), name))
 
     def job(self, job_id: int) -> JobView:
         """Everything about one job; NotFound where there is none."""
@@ -333,6 +340,10 @@ class Client(Administration):
         from gpusched_client.wire.job_messages import TopRequest
 
         return self._session.call(TopRequest(job_id)).outcome
+
+
+def _users(named: Iterable[str] | None) -> tuple[str, ...] | None:
+    return None if named is None else (named,) if isinstance(named, str) else tuple(named)
 
 
 def _states(named: Iterable[JobState | str]) -> tuple[JobState, ...]:
