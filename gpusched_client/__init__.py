@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from gpusched_client.errors import StorageError as StorageError
     from gpusched_client.errors import TooLarge as TooLarge
     from gpusched_client.errors import Unavailable as Unavailable
-    from gpusched_client.submission.request import SubmittedJob as SubmittedJob
     from gpusched_client.submission.request import job_request as job_request
+    from gpusched_client.submission.submitted import SubmittedJob as SubmittedJob
     from gpusched_client.terms import JobState as JobState
     from gpusched_client.wire.job_messages import JobView as JobView
 
@@ -40,7 +40,8 @@ __version__ = "0.1.0"
 
 _NAMES_IN = {
     "client": ("Client",),
-    "submission.request": ("SubmittedJob", "job_request"),
+    "submission.submitted": ("SubmittedJob",),
+    "submission.request": ("job_request",),
     "wire.job_messages": ("JobView",),
     "terms": ("JobState",),
     "errors": (

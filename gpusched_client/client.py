@@ -18,7 +18,6 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack, overload
 
@@ -26,11 +25,13 @@ from gpusched_client.administration import Administration
 from gpusched_client.errors import GpuschedError, Invalid, StillRunning
 from gpusched_client.terms import JobState, parse_states
 from gpusched_client.wire.limits import IDS_MAX, RESPONSE_JOBS_MAX, TIME_LIMIT_S_MAX
+from gpusched_client.wire.message import changed
 from gpusched_client.wire.session import PAUSE_S, Session
 from gpusched_client.wire.transport import ConnectionLost
 
 if TYPE_CHECKING:
-    from gpusched_client.submission.request import SubmitKeywords, SubmittedJob, Word
+    from gpusched_client.submission.request import SubmitKeywords, Word
+    from gpusched_client.submission.submitted import SubmittedJob
     from gpusched_client.wire.admin_messages import UsageView
     from gpusched_client.wire.gpu_messages import GpusResult, GpuView
     from gpusched_client.wire.hello_messages import HelloResult
@@ -112,7 +113,11 @@ class Client(Administration):
         request = job_request(argv, **keywords)
         warnings = self.shared_logs(request) if request.checked else ()
         job = self.submit_many([request], submission_id=submission_id)[0]
-        return replace(job, warnings=(*job.warnings, *warnings)) if warnings else job
+        if not warnings:
+            return job
+        from dataclasses import replace
+
+        return replace(job, warnings=(*job.warnings, *warnings))
 
     def shared_logs(self, request: JobRequest) -> tuple[str, ...]:
         """A warning where one of my live jobs has a file of this one's as its log, too."""
@@ -134,7 +139,7 @@ class Client(Administration):
         self, jobs: Iterable[JobRequest], *, submission_id: str | None = None
     ) -> list[SubmittedJob]:
         """Submit all of the jobs or none, at most SUBMIT_JOBS_MAX; the result is in their order."""
-        from gpusched_client.submission.request import SubmittedJob
+        from gpusched_client.submission.submitted import SubmittedJob
         from gpusched_client.wire.submit_messages import JobRequest, SubmitRequest
 
         requests = tuple(jobs)
@@ -153,7 +158,7 @@ class Client(Administration):
     def submit_request(self, request: SubmitRequest) -> SubmitResult:
         """Send a submission as it is, with a submission_id where it has none."""
         if request.submission_id is None and not request.dry_run:
-            request = replace(request, submission_id=new_submission_id())
+            request = changed(request, submission_id=new_submission_id())
         return self._session.call(request)
 
     # --- asking -------------------------------------------------------------------------------
@@ -177,7 +182,7 @@ class Client(Administration):
 
         request = JobsRequest(
             ids=None if ids is None else tuple(ids),
-            users=None if users is None else (users,) if isinstance(users, str) else tuple(users),
+            users=_users(users),
             states=None if states is None else _states(states),
             name=name,
             ended_within_s=ended_within_s,
@@ -186,11 +191,18 @@ class Client(Administration):
         )
         return self._session.call(request)
 
-    def queue(self, *, limit: int = RESPONSE_JOBS_MAX, after: int | None = None) -> QueueResult:
-        """Pending jobs in the order in which they are considered."""
+    def queue(
+        self,
+        *,
+        limit: int = RESPONSE_JOBS_MAX,
+        after: int | None = None,
+        users: Iterable[str] | None = None,
+        name: str | None = None,
+    ) -> QueueResult:
+        """Pending jobs that pass the filters, in the order in which they are considered."""
         from gpusched_client.wire.job_messages import QueueRequest
 
-        return self._session.call(QueueRequest(limit, after))
+        return self._session.call(QueueRequest(limit, after, _users(users), name))
 
     def job(self, job_id: int) -> JobView:
         """Everything about one job; NotFound where there is none."""
@@ -328,6 +340,10 @@ class Client(Administration):
         from gpusched_client.wire.job_messages import TopRequest
 
         return self._session.call(TopRequest(job_id)).outcome
+
+
+def _users(named: Iterable[str] | None) -> tuple[str, ...] | None:
+    return None if named is None else (named,) if isinstance(named, str) else tuple(named)
 
 
 def _states(named: Iterable[JobState | str]) -> tuple[JobState, ...]:

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 RECENT_S = 600  # ended jobs stay visible for so long
 SHOWN_MAX = 50
-PAGES_MAX = 20  # pages that are read to find the oldest waiting jobs
 
 
 @click.command(
@@ -149,11 +148,15 @@ def _ids(client: Client, words: Iterable[str]) -> tuple[int, ...]:
 
 
 def _status(client: Client, options: dict[str, Any]) -> None:
-    from gpusched_client.output.json import json_text
     from gpusched_client.output.text import status_word
 
     word = status_word(client.job(_one_id(client, options, "status")))
-    print_out(json_text({"status": word}) if options["as_json"] else f"{word}\n")
+    if options["as_json"]:
+        from gpusched_client.output.json import json_text
+
+        print_out(json_text({"status": word}))
+    else:
+        print_out(f"{word}\n")
 
 
 def _why(client: Client, options: dict[str, Any]) -> None:
@@ -201,15 +204,19 @@ def _named(client: Client, words: Sequence[str], options: dict[str, Any]) -> Non
 
 
 def _listing(client: Client, options: dict[str, Any]) -> None:
+    from gpusched_client.wire.limits import RESPONSE_JOBS_MAX
+
     limit = options["limit"] or (1000 if options["as_json"] else SHOWN_MAX)
     filters = _filters(options)
     # Jobs whose states are asked for by name are shown however old they are.
     recent_s = RECENT_S if filters["states"] is None else None
-    result = client.jobs(ended_within_s=recent_s, **filters)
+    has_head = all(state.is_live for state in filters["states"] or ())
+    # Of those that ended, the newest ends are shown: they are found among the newest jobs.
+    asked = limit if has_head else RESPONSE_JOBS_MAX
+    result = client.jobs(ended_within_s=recent_s, **filters, limit=asked)
     jobs = sorted(result.jobs, key=_listing_order)
-    states = filters["states"]
-    if result.total > len(jobs) and (states is None or all(state.is_live for state in states)):
-        jobs = _head_of_long_list(client, filters, jobs, limit)
+    if result.total > len(jobs) and has_head:
+        jobs = _head_of_long_list(client, filters, limit)
     _show(_first_of(jobs, limit), result.total, options)
     if not jobs:
         _warn_of_unknown(filters["users"] or ())
@@ -248,46 +255,22 @@ def _filters(options: dict[str, Any]) -> dict[str, Any]:
     return {"users": users, "states": states, "name": options["name"]}
 
 
-def _head_of_long_list(
-    client: Client, filters: dict[str, Any], newest: Sequence[JobView], limit: int
-) -> list[JobView]:
+def _head_of_long_list(client: Client, filters: dict[str, Any], limit: int) -> list[JobView]:
     """Running jobs, the head of the queue, ended jobs: the newest of all would say little."""
-    from gpusched_client.terms import JobState
+    from gpusched_client.terms import FINAL_STATES, JobState
 
-    def wanted(*states: JobState) -> list[JobState]:
-        return [
-            state for state in states if filters["states"] is None or state in filters["states"]
-        ]
-
-    active = wanted(JobState.RUNNING, JobState.COMPLETING, JobState.CONFIGURING)
-    running = client.jobs(**{**filters, "states": active}).jobs if active else ()
-    waiting: Sequence[JobView] = ()
-    if wanted(JobState.PENDING):
-        if filters["users"] is None and filters["name"] is None:
-            waiting = client.queue(limit=limit).jobs
-        else:
-            waiting = _first_waiting(client, filters, newest)
-    ended = [job for job in newest if not job.state.is_live]
-    return [*sorted(running, key=_listing_order), *waiting, *ended]
-
-
-def _first_waiting(
-    client: Client, filters: dict[str, Any], newest: Sequence[JobView]
-) -> list[JobView]:
-    """The oldest waiting jobs that pass: a user's own list is mostly in that order."""
-    from gpusched_client.terms import JobState
-    from gpusched_client.wire.limits import RESPONSE_JOBS_MAX
-
-    found: list[JobView] = []
-    before_id: int | None = None
-    for _ in range(PAGES_MAX):
-        wanted = {**filters, "states": [JobState.PENDING]}
-        page = client.jobs(**wanted, before_id=before_id).jobs
-        found = [*page, *found][:RESPONSE_JOBS_MAX]
-        if len(page) < RESPONSE_JOBS_MAX:
-            return sorted(found, key=_listing_order)
-        before_id = page[0].job_id
-    return [job for job in newest if job.state is JobState.PENDING]
+    states, of = filters["states"], {"users": filters["users"], "name": filters["name"]}
+    active = (JobState.RUNNING, JobState.COMPLETING, JobState.CONFIGURING)
+    wanted = [state for state in active if states is None or state in states]
+    jobs = list(client.jobs(**of, states=wanted).jobs) if wanted else []
+    if len(jobs) < limit and (states is None or JobState.PENDING in states):
+        jobs += client.queue(**of, limit=limit - len(jobs)).jobs
+    if len(jobs) < limit and states is None:
+        ended = [state for state in JobState if state in FINAL_STATES]
+        jobs += client.jobs(
+            **of, states=ended, ended_within_s=RECENT_S, limit=limit - len(jobs)
+        ).jobs
+    return sorted(jobs, key=_listing_order)
 
 
 _RANK = {"RUNNING": 0, "COMPLETING": 0, "CONFIGURING": 0, "PENDING": 1}
@@ -305,12 +288,13 @@ def _listing_order(job: JobView) -> tuple[int, float, int]:
 
 
 def _show(jobs: Sequence[JobView], total: int, options: dict[str, Any]) -> None:
-    from gpusched_client.output.job import jobs_table
-    from gpusched_client.output.json import json_text
-
     if options["as_json"]:
+        from gpusched_client.output.json import json_text
+
         print_out(json_text({"jobs": jobs, "total": total}))
         return
+    from gpusched_client.output.job import jobs_table
+
     print_out(jobs_table(jobs, _view(), _columns(options["columns"])))
     if len(jobs) < total:
         print_err(f"showing {len(jobs)} of {total}")

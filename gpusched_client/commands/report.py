@@ -22,13 +22,14 @@ def report(command: str, outcomes: Iterable[Outcome], as_json: bool) -> int:
 
     The status is that of the first job that was refused.
     """
-    from gpusched_client.output.json import json_text
     from gpusched_client.output.outcomes import done_text, refusal_text, summary
 
     outcomes = list(outcomes)
     refused = [outcome for outcome in outcomes if outcome.code is not None]
     done = [outcome for outcome in outcomes if outcome.code is None]
     if as_json:
+        from gpusched_client.output.json import json_text
+
         print_out(json_text({"outcomes": outcomes}))
     if len(outcomes) > LINES_MAX:
         if done and not as_json:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from gpusched_client.output.events import sentence
 from gpusched_client.output.table import places, table
 from gpusched_client.output.text import (
     NONE,
@@ -134,6 +133,8 @@ def _fact_line(name: str, value: str) -> str:
 
 
 def _event_line(event: JobEvent, view: View) -> str:
+    from gpusched_client.output.events import sentence  # lists need none
+
     clock = partial(time_text, now_s=view.now_s, exact=True)
     return f"{clock(event.at_s)}  {sentence(event, clock)}"
 

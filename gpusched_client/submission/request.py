@@ -8,13 +8,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Unpack
 
 from gpusched_client.errors import GpuschedError, Invalid, TooLarge
 from gpusched_client.terms import legal_name, unknown_marks
 from gpusched_client.wire.job_options import OPTIONS, JobKeywords, fields_of
 from gpusched_client.wire.limits import RLIMIT_NAMES
+from gpusched_client.wire.message import changed
 from gpusched_client.wire.submit_messages import JobRequest
 
 Word = str | bytes | os.PathLike[str] | os.PathLike[bytes]
@@ -24,15 +24,6 @@ _PYTHON = rb"(?:.*/)?python[\d.]*"
 # What Python makes of LC_CTYPE at its start in the C locale (PEP 538), and says so to nobody.
 _COERCED_LOCALES = frozenset({b"C.UTF-8", b"C.utf8", b"UTF-8"})
 _C_LOCALES = frozenset({b"", b"C", b"POSIX"})
-
-
-@dataclass(frozen=True, slots=True)
-class SubmittedJob:
-    """What a submission gives back: the id, the limit it got, and what people should know."""
-
-    id: int
-    time_limit_s: int | None = None
-    warnings: tuple[str, ...] = ()
 
 
 class SubmitKeywords(JobKeywords, total=False):
@@ -103,7 +94,7 @@ def job_request(
     from gpusched_client.submission.checks import check_request
 
     check_request(request)
-    return replace(request, checked=True)
+    return changed(request, checked=True)
 
 
 def _by_keyword(error: GpuschedError) -> GpuschedError:
@@ -223,7 +214,7 @@ def _with_module_path(request: JobRequest) -> JobRequest:
     beside = os.path.dirname(request.script_path)
     others = request.environment.get(b"PYTHONPATH")
     path = beside + b":" + others if others else beside
-    return replace(request, environment={**request.environment, b"PYTHONPATH": path})
+    return changed(request, environment={**request.environment, b"PYTHONPATH": path})
 
 
 def default_name(argv: Sequence[Word] | None, shell: str | bytes | None) -> str:

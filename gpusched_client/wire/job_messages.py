@@ -215,7 +215,7 @@ class JobsRequest(Request[JobsResult]):
 
 @message
 class QueueResult(Response):
-    """A page of pending jobs in scheduling order; `total` counts all pending ones.
+    """A page of pending jobs in scheduling order; `total` counts all that passed the filters.
 
     `cut` says why there are fewer than asked for, where more were there.
     """
@@ -231,10 +231,15 @@ class QueueResult(Response):
 
 @method("queue", Right.ALL, Unread.NOTHING, (NotFound,))
 class QueueRequest(Request[QueueResult]):
-    """Pending jobs in scheduling order; `after` is the last job id of the page before."""
+    """Pending jobs in scheduling order; `after` is the last job id of the page before.
+
+    `users` (names or decimal uids) and `name` take some of them, each with its place among all.
+    """
 
     limit: int = wire(integer(1, RESPONSE_JOBS_MAX), default=RESPONSE_JOBS_MAX)
     after: int | None = wire(JOB_ID, default=None)
+    users: tuple[str, ...] | None = wire(list_of(USER, USERS_MAX), default=None)
+    name: str | None = wire(JOB_NAME, default=None)
 
 
 @method("job", Right.ALL, Unread.NOTHING, (NotFound,))

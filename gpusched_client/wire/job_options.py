@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import field, fields
 from enum import Enum
 from typing import Any, NamedTuple, ParamSpec, TypedDict, TypeVar, dataclass_transform
 
@@ -42,7 +41,7 @@ from gpusched_client.wire.limits import (
     limit_from_wire,
     limit_to_wire,
 )
-from gpusched_client.wire.message import READER, READER_OF_RESPONSE, Message, part
+from gpusched_client.wire.message import Declared, Message, part
 from gpusched_client.wire.values import JOB_NAME, TIME_LIMIT
 
 P = ParamSpec("P")
@@ -147,8 +146,7 @@ def _field_of(make_row: Callable[P, JobOption]) -> Callable[P, Any]:
     def option(*args: P.args, **about: P.kwargs) -> Any:
         row = make_row(*args, **about)
         shown = _LOOSE.get(row.reader.kind, row.reader)
-        metadata = {READER: row.reader, READER_OF_RESPONSE: shown, JobOption: row}
-        return field(default=row.default, metadata=metadata)
+        return Declared(row.reader, row.default, shown, row)
 
     return option
 
@@ -511,10 +509,10 @@ class JobKeywords(TypedDict, total=False):
 
 def _rows() -> dict[str, JobOption]:
     rows = {}
-    for entry in fields(JobOptions):
-        row: JobOption = entry.metadata[JobOption]
-        row.field = entry.name
-        row.keyword = row.keyword or entry.name
+    for name, entry in JobOptions.declared.items():
+        row: JobOption = entry.row
+        row.field = name
+        row.keyword = row.keyword or name
         rows[row.keyword] = row
     return rows
 

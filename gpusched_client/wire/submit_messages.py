@@ -35,11 +35,11 @@ from gpusched_client.wire.limits import (
     UMASK_MAX,
 )
 from gpusched_client.wire.message import (
+    NO_ITEMS,
     Message,
     Response,
     message,
     nested,
-    no_items,
     part,
     read_fields,
     require_fields,
@@ -122,7 +122,7 @@ class JobProcess(Message):
     __slots__ = ()
 
     cwd: bytes = wire(_CWD)
-    environment: Mapping[bytes, bytes] = wire(_ENVIRONMENT, default_factory=no_items)
+    environment: Mapping[bytes, bytes] = wire(_ENVIRONMENT, default=NO_ITEMS)
     argv: tuple[bytes, ...] | None = wire(list_of(_WORD, ARGV_ITEMS_MAX, 1), default=None)
     script: bytes | None = wire(octets(PAYLOAD_BYTES_MAX, nul=True, empty=False), default=None)
     args: tuple[bytes, ...] = wire(list_of(_WORD, ARGV_ITEMS_MAX), default=())

@@ -12,6 +12,7 @@ from gpusched_client.wire import job_messages as messages
 from gpusched_client.wire.gpu_messages import GpuView
 from gpusched_client.wire.job_messages import GpuUseView, JobEvent, JobView
 from gpusched_client.wire.limits import limit_to_wire
+from gpusched_client.wire.message import changed
 from gpuschedd.core import lengths
 from gpuschedd.core.job import Job
 from gpuschedd.core.lengths import Basis
@@ -89,7 +90,7 @@ def job_view(
         **gates.shown_of(job, clock.to_wall_s),
     )
     if job.state is not JobState.PENDING:
-        return replace(view, expected_run_s=job.decided_expected_s)
+        return changed(view, expected_run_s=job.decided_expected_s)
     return _with_plan(state, clock, job, expected, _with_length(state, job, view, own=own))
 
 
@@ -100,7 +101,7 @@ def _with_length(state: State, job: Job, view: JobView, *, own: bool) -> JobView
     by = _basis_text(found, key, state.policy) if own and found.basis is not Basis.LIMIT else None
     if by is not None and _is_capped(found, job.request):
         by = f"its limit, shorter than {by}"
-    return replace(view, expected_run_s=found.length_s, expected_by=by)
+    return changed(view, expected_run_s=found.length_s, expected_by=by)
 
 
 def _is_capped(found: lengths.Expectation, request: Request) -> bool:
@@ -140,7 +141,7 @@ def _with_plan(
         start_s = state.reservation.start_s
     start_s = start_s if is_open else None  # nobody knows until when
     parts = state.plan.priorities.get(job.job_id) if state.plan is not None else None
-    return replace(
+    return changed(
         _with_head(state, clock, job, view),
         expected_start_s=None if start_s is None else clock.to_wall_s(start_s),
         promised_start_s=None if promised is None else clock.to_wall_s(promised),
@@ -156,7 +157,7 @@ def _with_head(state: State, clock: SchedulerClock, job: Job, view: JobView) -> 
     until_s = None
     if reservation is not None and reservation.job_id == job.job_id:
         until_s = reservation.patient_until_s
-    return replace(
+    return changed(
         view,
         head_at_s=clock.to_wall_s(waiting.first_head.since_s),
         head_expected_start_s=clock.to_wall_s(waiting.first_head.expected_at_s),
@@ -167,7 +168,7 @@ def _with_head(state: State, clock: SchedulerClock, job: Job, view: JobView) -> 
 def with_brief(view: JobView, brief: Brief) -> JobView:
     """What lists show of a request: a long command is cut, and then has no argv."""
     has_script = brief.script_bytes is not None
-    return replace(
+    return changed(
         view,
         command=command_line(brief.argv, has_script=has_script, is_cut=not brief.whole),
         cwd=brief.cwd,
@@ -180,7 +181,7 @@ def with_request(view: JobView, payload: Payload | None) -> JobView:
     """The request's own words, for the owner and admins."""
     if payload is None:
         return view
-    return replace(
+    return changed(
         view,
         command=command_line(payload.argv, has_script=payload.script is not None),
         cwd=payload.cwd,
@@ -195,14 +196,14 @@ def with_promise(view: JobView, promise: PromiseRow, events: Sequence[Event]) ->
     """The start that it was promised; one that is promised no more, with what ended that."""
     if promise.outcome not in _PROMISES_LOST:
         at_s = view.promised_start_s
-        return replace(view, promised_start_s=promise.start_by_s if at_s is None else at_s)
+        return changed(view, promised_start_s=promise.start_by_s if at_s is None else at_s)
     if view.state is not JobState.PENDING or view.promised_start_s is not None:
         return view
     ends = [event.data for event in events if event.kind == EventKind.PROMISE_ENDED]
     cause = promise.detail or "its owner changed it"
     if ends and ends[-1].get("why"):
         cause = str(ends[-1]["why"])
-    return replace(view, lost_start_s=promise.start_by_s, lost_promise_cause=cause)
+    return changed(view, lost_start_s=promise.start_by_s, lost_promise_cause=cause)
 
 
 def with_use(view: JobView, state: State, job: Job, uses: Sequence[GpuUse]) -> JobView:
@@ -221,7 +222,7 @@ def with_use(view: JobView, state: State, job: Job, uses: Sequence[GpuUse]) -> J
         state.config.sharing.tolerance,
         is_at_least=any(use.peak_source == AT_LEAST for use in uses),
     )
-    return replace(
+    return changed(
         view,
         vram_peak_bytes=peak,
         vram_peak_source=largest.peak_source,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from gpusched_client.errors import StorageError
-from gpusched_client.terms import EventKind, JobId
+from gpusched_client.terms import EventKind, JobId, JobState
 from gpuschedd.core.job import Job
 from gpuschedd.store.columns import job_from
 from gpuschedd.store.database import connect, typed_opening
@@ -54,7 +54,7 @@ class History:
         ids: Iterable[JobId] | None = None,
         uids: Iterable[int] | None = None,
         users: Iterable[str] | None = None,
-        states: Iterable[str] | None = None,
+        states: Sequence[str] | None = None,
         name: str | None = None,
         ended_since_s: float | None = None,
         before_id: JobId | None = None,
@@ -65,15 +65,15 @@ class History:
 
         `live`: jobs in memory, which are taken instead of rows in the same state.
         """
-        where, values = _job_filter(ids, uids, users, states, name, ended_since_s)
-        page, paged = where, values
+        found_by, order, values = _job_filter(ids, uids, users, states, name, ended_since_s)
+        page, paged = found_by, values
         if before_id is not None:
-            page, paged = f"{where} AND job_id < ?", [*values, before_id]
+            page, paged = f"SELECT * FROM ({found_by}) WHERE job_id < ?", [*values, before_id]
         # As one row, as `briefs`.
         total, found = self._db.execute(
-            f"SELECT (SELECT count(*) FROM job WHERE {where}),"
-            " (SELECT group_concat(job_id || ' ' || state, ',') FROM (SELECT job_id, state"
-            f" FROM job WHERE {page} ORDER BY job_id DESC LIMIT ?))",
+            f"SELECT (SELECT count(*) FROM ({found_by})),"
+            " (SELECT group_concat(job_id || ' ' || state, ',') FROM job WHERE job_id IN"
+            f" (SELECT job_id FROM ({page}) ORDER BY {order} DESC LIMIT ?))",
             [*values, *paged, limit],
         ).fetchone()
         states_of = dict(_id_and_state(entry) for entry in found.split(",")) if found else {}
@@ -208,21 +208,38 @@ def _job_filter(
     ids: Iterable[JobId] | None,
     uids: Iterable[int] | None,
     users: Iterable[str] | None,
-    states: Iterable[str] | None,
+    states: Sequence[str] | None,
     name: str | None,
     ended_since_s: float | None,
-) -> tuple[str, list[Any]]:
-    """A WHERE clause and its values."""
-    clauses, values = ["1"], []
+) -> tuple[str, str, list[Any]]:
+    """A query for the ids, what to order them by, and the query's values.
+
+    Of live jobs, and of those that ended lately, there are few, and an index leads to them. SQLite
+    would not take it where the rows are asked for in the order of the table, or by user, so that
+    a list would read all jobs that ever were; the + keeps it from seeing that it could.
+    """
+    few = ids is None and (ended_since_s is not None or _are_live(states))
+    clauses, values = list[str](), list[Any]()
     for column, wanted in (("job_id", ids), ("uid", uids), ("user", users), ("state", states)):
         if wanted is not None:
             picked = list(wanted)
-            clauses.append(f"{column} IN ({','.join('?' * len(picked))})")
+            clauses.append(f"{'+' * few}{column} IN ({','.join('?' * len(picked))})")
             values.extend(picked)
     if name is not None:
         clauses.append("name = ?")
         values.append(name)
-    if ended_since_s is not None:
-        clauses.append("(final = 0 OR (final = 1 AND ended_at_s >= ?))")
-        values.append(ended_since_s)
-    return " AND ".join(clauses), values
+
+    def of(*more: str) -> str:
+        return f"SELECT job_id FROM job WHERE {' AND '.join([*more, *clauses]) or '1'}"
+
+    if ended_since_s is None or _are_live(states):
+        return of("final = 0") if few else of(), "job_id", values
+    if not few:
+        return of("(final = 0 OR ended_at_s >= ?)"), "job_id", [ended_since_s, *values]
+    live, ended = of("final = 0"), of("final = 1", "ended_at_s >= ?")
+    return f"{live} UNION ALL {ended}", "+job_id", [*values, ended_since_s, *values]
+
+
+def _are_live(states: Sequence[str] | None) -> bool:
+    """Whether states are asked for, and no job in one of them has ended."""
+    return states is not None and all(JobState(state).is_live for state in states)

@@ -7,6 +7,8 @@ import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -30,6 +32,7 @@ from gpuschedd.api.readers import FairReader
 from gpuschedd.api.registry import Call, Services
 from gpuschedd.jobs import cancel as jobs_cancel
 from gpuschedd.jobs import submit as jobs_submit
+from gpuschedd.jobs.batch import Batch
 from gpuschedd.store.history import History
 from gpuschedd.store.records import Changes
 from tests.sim.harness import Host, call_of, services_of
@@ -207,3 +210,39 @@ async def _durable_alone(
         held.may_go.set()
         await asyncio.gather(asking, stepping)
         await _close(host, services)
+
+
+def _submitted(caller: Any, wanted: SubmitRequest, batch: Batch) -> Any:
+    return jobs_submit.submit(batch, caller, wanted, None)
+
+
+def test_the_queue_of_some_keeps_their_places_among_all(tmp_path: Path) -> None:
+    asyncio.run(_the_queue_of_some(Host(tmp_path, 1)))
+
+
+async def _the_queue_of_some(host: Host) -> None:
+    services = await _services(host, 0.0)
+    other = host.caller(1002)
+    named = JobRequest(argv=(b"true",), cwd=b"/", environment={}, name="mine", time_limit_s=60)
+    made: list[int] = []
+    for hold in (False, True):
+        wanted = SubmitRequest(jobs=(named, replace(named, name="else", hold=hold)))
+        result = await host.ask(partial(_submitted, other, wanted))
+        made += result.job_ids
+    call = call_of(host, services)
+    everybody: Any = await queue(call, QueueRequest())
+    place_of = {shown.job_id: shown.queue_position for shown in everybody.jobs}
+    assert sorted(place_of.values()) == list(range(1, everybody.total + 1))
+    theirs: Any = await queue(call, QueueRequest(users=("1002",)))
+    assert {shown.job_id for shown in theirs.jobs} == set(made)
+    assert theirs.total == len(made)
+    assert {job.job_id: job.queue_position for job in theirs.jobs}.items() <= place_of.items()
+    first, second = [job.job_id for job in theirs.jobs][:2]
+    page: Any = await queue(call, QueueRequest(users=("1002",), after=first, limit=1))
+    assert [job.job_id for job in page.jobs] == [second]
+    mine: Any = await queue(call, QueueRequest(users=("1002",), name="mine"))
+    assert {job.job_id for job in mine.jobs} == {made[0], made[2]}
+    held: Any = await queue(call, QueueRequest(name="else", after=made[1]))
+    assert [job.job_id for job in held.jobs] == [made[3]]
+    assert (await queue(call, QueueRequest(users=("nobody",)))).jobs == ()  # type: ignore[attr-defined]
+    await _close(host, services)

@@ -10,7 +10,7 @@ from gpusched_client.wire.job_messages import JobQuery, JobsRequest, JobsResult,
 from gpusched_client.wire.message import Response
 from gpuschedd.api import views
 from gpuschedd.api.limits import POSITIONS_MAX
-from gpuschedd.api.methods.reading import find, in_memory, job_views, read
+from gpuschedd.api.methods.reading import find, in_memory, job_views, names_and_uids, only_own, read
 from gpuschedd.api.registry import Call, handles
 from gpuschedd.core import forecast
 from gpuschedd.core.job import Job
@@ -19,7 +19,6 @@ from gpuschedd.core.priority import queue_order
 from gpuschedd.store.history import History
 from gpuschedd.store.records import Brief, Event, GpuUse, Payload, PromiseRow
 
-UID_DIGITS_MAX = 10  # more is not a uid
 CHANGES_MAX = 3  # of a job while it is read: then it is shown as it is
 
 _Record = tuple[Payload | None, list[Event], PromiseRow | None, list[GpuUse]]
@@ -30,10 +29,9 @@ async def jobs(call: Call, request: JobsRequest) -> Response:
     since_s = None
     if request.ended_within_s is not None:
         since_s = call.controller.clock.wall_s() - request.ended_within_s
-    names, uids = _names_and_uids(request.users)
+    names, uids = names_and_uids(request.users)
     if request.name is not None and call.services.auth.hides_names(call.caller):
-        # Who may not see a name may not try it either.
-        uids = [call.caller.uid] if uids is None or call.caller.uid in uids else []
+        uids = only_own(call, uids)
     asked = request.limit if request.ids is None else min(request.limit, len(request.ids))
     await call.services.budget.acquire(call.caller.account, asked)
     async with call.services.lists.of(call.caller.account, asked):
@@ -129,14 +127,3 @@ def _explain(snapshot: Snapshot, policy: Policy, view: JobView, job: Job) -> Job
                 priority_parts={"fair": parts.fair, "age": parts.age, "nice": parts.nice},
             )
     return view
-
-
-def _names_and_uids(
-    users: tuple[str, ...] | None,
-) -> tuple[list[str] | None, list[int] | None]:
-    """Names, or decimal uids where all are numbers."""
-    if users is None:
-        return None, None
-    if all(user.isascii() and user.isdecimal() for user in users):
-        return None, [int(user) for user in users if len(user) <= UID_DIGITS_MAX]
-    return list(users), None

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Container, Iterator
 from itertools import islice
 
 from gpusched_client.errors import NotFound
 from gpusched_client.terms import JobId, JobState
 from gpusched_client.wire.admin_messages import UsageRequest, UsageResult, UsageView
 from gpusched_client.wire.job_messages import QueueRequest, QueueResult
-from gpusched_client.wire.message import Response
-from gpuschedd.api.methods.reading import job_views
+from gpusched_client.wire.message import Response, changed
+from gpuschedd.api.methods.reading import job_views, names_and_uids, only_own
 from gpuschedd.api.registry import Call, handles
 from gpuschedd.core.fairshare import share_of
-from gpuschedd.core.job import Job
 from gpuschedd.core.model import Policy, Snapshot
 from gpuschedd.core.priority import queue_order
 from gpuschedd.jobs.state import State
+
+_Ranked = tuple[int, JobId, float | None]
+"""A job with its place in the queue, from 1 on, and the priority that it has there."""
 
 
 @handles(QueueRequest)
@@ -27,60 +28,77 @@ async def queue(call: Call, request: QueueRequest) -> Response:
     await call.services.budget.acquire(account, request.limit)
     async with call.services.lists.of(account, request.limit):
         state, policy = call.state, call.state.policy
+        picked = _picked(call, request)
         snapshot = call.controller.snapshots.take()
-        begin, ranked = await call.services.planner.ask(
-            account, lambda: _ranked(snapshot, policy, request)
+        begun, ranked = await call.services.planner.ask(
+            account, lambda: _ranked(snapshot, policy, request, picked)
         )
-        if begin is None:
-            begin, ranked = _beside(state, request)
+        if not begun:
+            ranked = _beside(state, request, picked)
         elif len(ranked) < request.limit:
-            missing = request.limit - len(ranked)
-            ranked += [(job.job_id, None) for job in islice(_not_ranked(state), missing)]
-        page = [(state.jobs[job_id], rank) for job_id, rank in ranked if job_id in state.jobs]
-        shown = await job_views(call, [job for job, _ in page])
+            ranked += islice(_not_ranked(state, picked), request.limit - len(ranked))
+        page = [(*rank, state.jobs[rank[1]]) for rank in ranked if rank[1] in state.jobs]
+        shown = await job_views(call, [job for *_, job in page])
     return QueueResult(
         jobs=tuple(
-            replace(view, queue_position=begin + place + 1, priority=priority)
-            for place, (view, (_, priority)) in enumerate(zip(shown, page, strict=True))
+            changed(view, queue_position=place, priority=priority)
+            for view, (place, _, priority, _) in zip(shown, page, strict=True)
         ),
-        total=len(state.jobs) - len(state.holding),
+        total=len(state.jobs) - len(state.holding) if picked is None else len(picked),
     )
+
+
+def _picked(call: Call, request: QueueRequest) -> set[JobId] | None:
+    """Those of the waiting jobs that pass the filters; None for all."""
+    if request.users is None and request.name is None:
+        return None
+    names, uids = names_and_uids(request.users)
+    if request.name is not None and call.services.auth.hides_names(call.caller):
+        uids = only_own(call, uids)
+    return {
+        job_id
+        for job_id, job in call.state.jobs.items()
+        if job.state is JobState.PENDING
+        and (names is None or job.user in names)
+        and (uids is None or job.uid in uids)
+        and (request.name is None or job.name == request.name)
+    }
 
 
 def _ranked(
-    snapshot: Snapshot, policy: Policy, request: QueueRequest
-) -> tuple[int | None, list[tuple[JobId, float | None]]]:
-    """How many come before the page, and the page in scheduling order; None: it begins later."""
-    rows = queue_order(snapshot, policy)
-    begin = 0
-    if request.after is not None:
-        for waiting, _ in rows:
-            begin += 1
-            if waiting.job_id == request.after:
-                break
-        else:
-            return None, []
-    return begin, [(job.job_id, parts.priority) for job, parts in islice(rows, request.limit)]
-
-
-def _beside(state: State, request: QueueRequest) -> tuple[int, list[tuple[JobId, float | None]]]:
-    """A page of those that are held, delayed or dependent: they come behind all others."""
-    rows = _not_ranked(state)
-    begin = len(state.queues)
-    for job in rows:
-        begin += 1
-        if job.job_id == request.after:
-            return begin, [(job.job_id, None) for job in islice(rows, request.limit)]
-    raise NotFound(
-        f"job {request.after} is not in the queue, or no longer; read it from the start",
-        {"job_id": request.after},
+    snapshot: Snapshot, policy: Policy, request: QueueRequest, picked: Container[JobId] | None
+) -> tuple[bool, list[_Ranked]]:
+    """The page in scheduling order; False: it begins later."""
+    rows = enumerate(queue_order(snapshot, policy), start=1)
+    if request.after is not None and not any(row.job_id == request.after for _, (row, _) in rows):
+        return False, []
+    passing = (
+        (place, row.job_id, parts.priority)
+        for place, (row, parts) in rows
+        if picked is None or row.job_id in picked
     )
+    return True, list(islice(passing, request.limit))
 
 
-def _not_ranked(state: State) -> Iterator[Job]:
+def _beside(state: State, request: QueueRequest, picked: Container[JobId] | None) -> list[_Ranked]:
+    """A page of those that are held, delayed or dependent: they come behind all others."""
+    rows = _not_ranked(state, None)
+    if all(job_id != request.after for _, job_id, _ in rows):
+        raise NotFound(
+            f"job {request.after} is not in the queue, or no longer; read it from the start",
+            {"job_id": request.after},
+        )
+    passing = (rank for rank in rows if picked is None or rank[1] in picked)
+    return list(islice(passing, request.limit))
+
+
+def _not_ranked(state: State, picked: Container[JobId] | None) -> Iterator[_Ranked]:
+    place = len(state.queues)
     for job_id, job in state.jobs.items():
         if job.state is JobState.PENDING and job_id not in state.queues:
-            yield job
+            place += 1
+            if picked is None or job_id in picked:
+                yield place, job_id, None
 
 
 @handles(UsageRequest)

@@ -22,6 +22,8 @@ from gpuschedd.store.records import Brief
 
 T = TypeVar("T")
 
+_UID_DIGITS_MAX = 10  # more is not a uid
+
 
 async def read(call: Call, work: Callable[[History], T]) -> T:
     """The answer of the database, when the caller's turn has come. Raises LimitReached."""
@@ -128,3 +130,19 @@ def gpu_views(call: Call) -> list[GpuView]:
         stale=call.services.gpu_readings.is_stale,
         for_admin=call.caller.is_admin,
     )
+
+
+def names_and_uids(
+    users: tuple[str, ...] | None,
+) -> tuple[list[str] | None, list[int] | None]:
+    """Names, or decimal uids where all are numbers."""
+    if users is None:
+        return None, None
+    if all(user.isascii() and user.isdecimal() for user in users):
+        return None, [int(user) for user in users if len(user) <= _UID_DIGITS_MAX]
+    return list(users), None
+
+
+def only_own(call: Call, uids: list[int] | None) -> list[int]:
+    """Of the users asked for only the caller: who may not see a name may not try it either."""
+    return [call.caller.uid] if uids is None or call.caller.uid in uids else []

@@ -19,6 +19,7 @@ from gpusched_client.client import RECONNECT_S
 from gpusched_client.commands import gq as gq_module
 from gpusched_client.commands.gq import cli
 from gpusched_client.output.json import json_text
+from gpusched_client.terms import JobState
 from gpusched_client.wire import session
 from tests.client.fake_server import FakeServer, Handler, Refusal
 
@@ -71,7 +72,7 @@ def test_the_table_shows_running_first_then_the_queue_then_what_has_ended(
 ) -> None:
     server = serve(listing(LISTING))
     golden("gq", run(cli).text)
-    assert server.requests == [("jobs", {"ended_within_s": 600})]
+    assert server.requests == [("jobs", {"ended_within_s": 600, "limit": 50})]
 
 
 @pytest.mark.usefixtures("midnight")
@@ -136,10 +137,12 @@ def test_an_empty_host_shows_the_headings(serve: Serve, run: Any) -> None:
 @pytest.mark.parametrize(
     ("words", "params"),
     [
-        ("--me", {"users": [str(os.getuid())], "ended_within_s": 600}),
-        ("-u alice,me", {"users": ["alice", str(os.getuid())], "ended_within_s": 600}),
-        ("--state pd,Running", {"states": ["PENDING", "RUNNING"]}),
-        ("--name train", {"name": "train", "ended_within_s": 600}),
+        ("--me", {"users": [str(os.getuid())], "ended_within_s": 600, "limit": 50}),
+        ("-u alice,me", {"users": ["alice", f"{os.getuid()}"], "ended_within_s": 600, "limit": 50}),
+        ("--state pd,Running", {"states": ["PENDING", "RUNNING"], "limit": 50}),
+        ("--state final", {"states": [str(s) for s in JobState if s.is_final]}),
+        ("--name train -n 7", {"name": "train", "ended_within_s": 600, "limit": 7}),
+        ("--json", {"ended_within_s": 600}),
         ("1-3,7 9", {"ids": [1, 2, 3, 7, 9]}),
     ],
 )
@@ -232,10 +235,10 @@ def test_of_many_that_ended_the_newest_fill_what_the_live_ones_leave(
     serve: Serve, run: Any
 ) -> None:
     def jobs(params: dict[str, Any]) -> Any:
-        if "states" in params:
+        if "RUNNING" in params.get("states", ()):
             return {"jobs": [view(3, "RUNNING")], "total": 1}
         ended = [view(n, "COMPLETED", ended_at_s=float(n)) for n in range(2_001, 3_001)]
-        return {"jobs": ended, "total": 3_001}
+        return {"jobs": ended[-params["limit"] :], "total": 3_001}
 
     serve({"jobs": jobs, "queue": lambda _: {"jobs": [view(9)], "total": 1}})
     outcome = run(cli, "-n", "4")
@@ -244,39 +247,52 @@ def test_of_many_that_ended_the_newest_fill_what_the_live_ones_leave(
     assert outcome.err == "showing 4 of 3001\n"
 
 
-def pages_of(waiting: range, running: range) -> Handler:
-    """The daemon's `jobs` over that many of one user's: newest last, a thousand a page."""
+def many_of(waiting: range, running: range) -> dict[str, Handler]:
+    """The daemon's `jobs` and `queue` over that many; who waits longest comes last in its turn."""
 
     def jobs(params: dict[str, Any]) -> Any:
         states = params.get("states", ["RUNNING", "PENDING"])
         ids = [n for n in running if "RUNNING" in states]
         ids += [n for n in waiting if "PENDING" in states]
-        page = [n for n in ids if n < params.get("before_id", 10**9)][-1000:]
+        page = ids[-params.get("limit", 1000) :]
         state = {True: "RUNNING", False: "PENDING"}
         return {"jobs": [view(n, state[n in running]) for n in page], "total": len(ids)}
 
-    return jobs
+    def queue(params: dict[str, Any]) -> Any:
+        turn = list(reversed(waiting))[: params["limit"]]
+        page = [view(n, queue_position=place) for place, n in enumerate(turn, start=1)]
+        return {"jobs": page, "total": len(waiting)}
+
+    return {"jobs": jobs, "queue": queue}
 
 
 @pytest.mark.parametrize(
     ("words", "shown"),
     [
-        (("--me", "-n", "3"), ["7", "101", "102"]),
-        (("--name", "x", "-t", "PD", "-n", "2"), ["101", "102"]),
-        (("-t", "PD", "-n", "2"), ["900", "901"]),
-        (("-t", "live", "-n", "2"), ["7", "900"]),
+        (("--me", "-n", "3"), ["7", "2600", "2599"]),
+        (("--name", "x", "-t", "PD", "-n", "2"), ["2600", "2599"]),
+        (("-t", "PD", "-n", "2"), ["2600", "2599"]),
+        (("-t", "live", "-n", "2"), ["7", "2600"]),
         (("-t", "PD,CD", "-n", "2"), ["1601", "1602"]),
     ],
 )
 def test_a_long_filtered_list_begins_with_what_runs_next(
     serve: Serve, run: Any, words: tuple[str, ...], shown: list[str]
 ) -> None:
-    """By the queue where everybody's jobs are asked for, else by the oldest of those that pass."""
-    queue = {"jobs": [view(900), view(901)], "total": 2_500}
-    serve({"jobs": pages_of(range(101, 2_601), range(7, 8)), "queue": lambda _: queue})
+    serve(many_of(range(101, 2_601), range(7, 8)))
     outcome = run(cli, *words)
     assert [line.split()[0] for line in outcome.out.splitlines()[1:]] == shown
     assert outcome.err.startswith(f"showing {len(shown)} of 2")
+
+
+def test_no_more_rows_are_asked_for_than_are_shown(serve: Serve, run: Any) -> None:
+    """What a list costs the daemon does not grow with what waits behind it."""
+    server = serve(many_of(range(101, 9_101), range(7, 8)))
+    run(cli, "--me")
+    me = [str(os.getuid())]
+    assert server.requests[0] == ("jobs", {"users": me, "ended_within_s": 600, "limit": 50})
+    assert server.requests[1][1]["states"] == ["RUNNING", "COMPLETING", "CONFIGURING"]
+    assert server.requests[2:] == [("queue", {"users": me, "limit": 49})]
 
 
 @pytest.mark.usefixtures("midnight")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from gpusched_client.output.json import json_value
 from gpusched_client.wire import catalog
-from gpusched_client.wire.message import READER, Message
+from gpusched_client.wire.message import Message
 from gpusched_client.wire.values import TIME
 
 
@@ -22,8 +22,8 @@ def test_each_time_of_the_wire_is_iso_8601() -> None:
     times = {
         name
         for kind in _messages()
-        for name, field in getattr(kind, "__dataclass_fields__", {}).items()
-        if field.metadata.get(READER) is TIME
+        for name, entry in kind.declared.items()
+        if entry.reader is TIME
     }
     assert {"submitted_at_s", "expected_start_s", "head_at_s"} <= times
     for name in times:

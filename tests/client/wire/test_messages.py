@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import FrozenInstanceError, replace
+from dataclasses import FrozenInstanceError, fields, is_dataclass, replace
 from typing import Any
 
 import pytest
@@ -14,8 +14,11 @@ from gpusched_client.wire.catalog import METHODS, read_request
 from gpusched_client.wire.fields import InvalidValue
 from gpusched_client.wire.hello_messages import Hello
 from gpusched_client.wire.job_messages import JobView, UpdateRequest
+from gpusched_client.wire.job_options import OPTIONS, JobOptions
+from gpusched_client.wire.message import changed
 from gpusched_client.wire.submit_messages import JobRequest, SubmitRequest, SubmitResult
 
+OPTION_FIELDS = [row.field for row in OPTIONS.values()]
 JOB: dict[str, Any] = {"argv": [b"true"], "cwd": b"/", "environment": {}}
 
 
@@ -188,6 +191,24 @@ def test_a_message_is_frozen_and_can_be_replaced() -> None:
     assert replace(result, job_ids=(2,)).job_ids == (2,)
     assert result == SubmitResult((1,))
     assert repr(result).startswith("SubmitResult(job_ids=(1,)")
+
+
+def test_each_message_shows_dataclasses_its_own_fields() -> None:
+    """Those of a group that it shares are not taken for all of its fields."""
+    assert [entry.name for entry in fields(JobOptions)] == OPTION_FIELDS
+    names = [entry.name for entry in fields(JobView)]
+    assert names[:2] == ["job_id", "state"]
+    assert {*OPTION_FIELDS, "events"} < set(names)
+    assert is_dataclass(Hello)
+    assert not fields(Hello)
+
+
+def test_a_changed_message_is_what_replace_makes_of_it() -> None:
+    view = JobView.from_wire({"job_id": 7, "state": "RUNNING", "nice": 3})
+    assert changed(view, nice=4, cause="exit") == replace(view, nice=4, cause="exit")
+    assert changed(view) == view
+    with pytest.raises(KeyError):
+        changed(view, colour="red")
 
 
 def test_a_constructor_refuses_unknown_and_missing_fields() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _socket
 import os
 import signal
 import socket
@@ -120,11 +121,11 @@ def test_a_server_that_is_neither_root_nor_oneself_is_refused(
 ) -> None:
     server = serve({"hello": lambda _: None})
 
-    class Foreign(socket.socket):
+    class Foreign(_socket.socket):
         def getsockopt(self, *_args: Any) -> Any:
             return struct.pack("iII", 1, 12_345, 12_345)
 
-    monkeypatch.setattr(socket, "socket", Foreign)
+    monkeypatch.setattr("_socket.socket", Foreign)
     with Client() as c, pytest.raises(Denied, match="uid 12345"):
         c.hello()
     assert server.requests == []
@@ -143,11 +144,12 @@ def test_a_full_backlog_is_waited_for(tmp_path: Path, monkeypatch: pytest.Monkey
     taken: list[socket.socket] = []
     taker = threading.Timer(0.2, lambda: taken.extend(listener.accept()[0] for _ in range(2)))
     taker.start()
-    sock = transport._open(path)
-    assert sock.getpeername() == str(path)
+    opened = transport._open(path)
+    assert opened.getpeername() == str(path)
     taker.join()
-    for opened in (sock, listener, *waiting, *taken):
-        opened.close()
+    opened.close()
+    for sock in (listener, *waiting, *taken):
+        sock.close()
 
 
 def test_a_backlog_that_stays_full_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
