@@ -230,7 +230,7 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
         loop.add_signal_handler(signal.SIGHUP, self._reload_soon)
-        self.hints = HintSocket(self.hint_socket, self.runner.look)
+        self.hints = HintSocket(self.hint_socket, self.runner.hint)
         self.doors = Doors(self.server.listen, self.server.leave)
         self.controller.await_gpus()
         self.runner.warm_up()

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpusched_client.errors import GpuschedError, Internal, StorageError, Unavailable
+from gpusched_client.terms import JobState
 from gpuschedd.config.keys import Config
 from gpuschedd.core import admission
 from gpuschedd.core.job import Job
@@ -346,9 +347,11 @@ class Controller:
         )
         apply(self.state, batch)
         self._following.committed(followed)
-        if pairs:
+        if any(map(_concerns_pass, pairs)):
             self._dirty = True
             self._wake.set()
+        elif pairs and self.state.plan is not None:
+            self._set_timer(self.state.plan)
         committed = Committed(pairs, events)
         for listen in self.on_commit:
             listen(committed)
@@ -491,6 +494,18 @@ class Controller:
             self.state.gpus = gpus
             self.state.inventory = admission.here(self.state.inventory, gpus)
             self.request_pass()
+
+
+def _concerns_pass(change: Change) -> bool:
+    """Whether a pass may find something new: not by a start, which frees and adds nothing.
+
+    Its planned end is a moment later than was thought, as the next pass will see.
+    """
+    before, after = change.before, change.after
+    return before is None or (before.state, after.state) != (
+        JobState.CONFIGURING,
+        JobState.RUNNING,
+    )
 
 
 def _touch(batch: Batch, jobs: list[Job]) -> None:

@@ -32,6 +32,7 @@ LEFTOVER_PAUSE_S = 0.2  # between two looks while the processes of a lost superv
 LOOK_PAUSE_MAX_S = 60.0  # between two looks while something keeps going wrong
 SETUP_STUCK_S = 90.0  # three times what a set-up may take: its supervisor hangs
 DELIVERY_S = 10.0  # so long an answer waits for orders that a full disk does not take
+HINT_PAUSE_S = 0.01  # so long after the first hint of an attempt nobody looks for its sake alone
 LOOK_THREADS = 8
 
 
@@ -129,6 +130,21 @@ class Runner:
             return
         tracked.looking = True
         self._parts.tasks.go(self._look_until_quiet(tracked))
+
+    def hint(self, key: JobKey) -> None:
+        """Its supervisor has written something; the first time, more may follow in a moment.
+
+        A job that is over at once is then read, and committed, once and not twice.
+        """
+        tracked = self._attempts.get(key)
+        if tracked is None:
+            return
+        if tracked.hinted is None:
+            loop = asyncio.get_running_loop()
+            tracked.hinted = loop.call_later(HINT_PAUSE_S, self.look, key)
+            return
+        tracked.hinted.cancel()
+        self.look(key)
 
     def forget(self, key: JobKey) -> None:
         """The final state is durable: the directory goes."""

@@ -39,6 +39,7 @@ class Tracked:
     look_again: bool = False  # asked for while a look was taken
     ordering: asyncio.Task[None] | None = None  # the last order that is being published
     pidfd: int | None = None  # of the live supervisor
+    hinted: asyncio.TimerHandle | None = None  # by its supervisor, for the first time
     told_exit: bool = False  # reported with its exit record, after which there is nothing to see
     supervisor: tuple[int, Supervisor] | None = None  # its pid, and who it is
     claim: Claim | None = None  # that the live supervisor took
