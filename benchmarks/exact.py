@@ -46,8 +46,8 @@ CHANGES: Mapping[str, tuple[float, Callable[[Figures], float]]] = {  # published
     "95th percentile of the waits": (-12.9, lambda found: found.waits.p95_s),
 }
 REST = (
-    "; what is left are GPUs that stay empty for the first of the order, as nothing that waits fits "
-    "in and ends in time: a matter of the jobs, and those of the original are unknown"
+    "; what is left are GPUs that stay empty for the first of the order, as nothing that waits "
+    "fits in and ends in time: a matter of the jobs, and those of the original are unknown"
 )
 
 

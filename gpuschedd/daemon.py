@@ -71,7 +71,7 @@ log = logging.getLogger("gpuschedd")
 
 THREAD_TURN_S = 0.0001  # the loop waits so long at each call of the system while a thread is busy
 COLLECTOR = (50_000, 20, 100)
-PLACES_EVERY_S = 2.0
+PLACES_EVERY_S = 10.0  # as rarely as all else that an idle daemon does
 WORK_THREADS = 4  # for what blocks and has no pool of its own
 FIRST_SWEEP_S = 60.0  # READY=1 does not wait longer than this for the first look at the GPUs
 SYSTEM_DEFAULT_LIMIT_S, SYSTEM_MAX_LIMIT_S = 86_400.0, 7 * 86_400.0
@@ -181,6 +181,8 @@ class Daemon:
         options, limits = self.options, self.settings.limits
         self.budget = RequestBudget(limits.requests_per_second, is_shared=options.is_system)
         self.connections = Connections(limits.connections, limits.connections_all)
+        self.connections.on_first = self.monitor.wake
+        self.monitor.is_watched = lambda: self.connections.total > 0
         self.auth = Authenticator(self.controller, self.accounts, options.mode, os.getuid())
         subscriptions = Subscriptions(self.budget)
         self.controller.on_commit += [subscriptions.after_commit, EventLog().after_commit]

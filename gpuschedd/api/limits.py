@@ -98,6 +98,7 @@ class Connections:
         self.total = 0
         self.most = 0  # since a crowd was gone
         self.on_crowd_gone: Callable[[], None] = lambda: None
+        self.on_first: Callable[[], None] = lambda: None  # where none was open
         self._of: Counter[int] = Counter()
 
     def admit(self, uid: int) -> None:
@@ -119,6 +120,8 @@ class Connections:
         self._of[uid] += 1
         self.total += 1
         self.most = max(self.most, self.total)
+        if self.total == 1:
+            self.on_first()
 
     def release(self, uid: int) -> None:
         """One of this user's is gone."""

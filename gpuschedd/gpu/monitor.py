@@ -1,8 +1,8 @@
 """Looking at the GPUs again and again: samples in, facts to the controller.
 
 Keeps the last sample when a sweep fails, marked stale: a failed sweep never frees a GPU, and ends
-no job. Owns the cadence and the state of the driver; what a sample means for inventory, health and
-jobs is booked by their own modules.
+no job. Owns when it is looked and the state of the driver; what a sample means for inventory,
+health and jobs is booked by their own modules.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from gpuschedd.core.job import Job
 from gpuschedd.core.model import GpuState
 from gpuschedd.gpu import drains
 from gpuschedd.gpu.attribution import Attribution
+from gpuschedd.gpu.cadence import Cadence
 from gpuschedd.gpu.facts import GpuFacts
 from gpuschedd.gpu.free_memory import FreeMemory
 from gpuschedd.gpu.health_watch import HealthWatch
@@ -40,6 +41,7 @@ from gpuschedd.gpu.source import (
 from gpuschedd.gpu.strangers import Strangers
 from gpuschedd.jobs.attempts import Evidence
 from gpuschedd.jobs.controller import Controller
+from gpuschedd.jobs.state import State
 from gpuschedd.store.records import GpuUse
 from gpuschedd.system.clock import boottime_s
 
@@ -47,8 +49,6 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 1.0  # after a failed sweep; the source has a back-off of its own
 STALE_AFTER_S = 15.0  # without a sample: nothing new is placed
-COST_SHARE = 0.05  # of the time, at most, in the driver
-INTERVAL_FACTOR_MAX = 16
 PREFLIGHT_AGE_S = 0.1  # the look that a launch is checked by began no earlier before it
 EVIDENCE_DEADLINE_S = 2.0  # a job's end waits no longer for the driver's figures
 SAY_AGAIN_S = 3600.0  # that there are still none
@@ -89,9 +89,12 @@ class GpuMonitor:
         self._strangers = Strangers()
         self.use.meter.resume(uses_before)
         self._poke = asyncio.Event()
+        self._rests = False  # looks rarely: nobody needs the GPUs
+        self._awaited = False  # no job is placed before the look that is to come
         self._all_seen: Sample | None = None  # the last sample, before it is narrowed to our GPUs
         self._sample: Sample | None = None
-        self._factor = 1
+        self._cadence = Cadence()
+        self.is_watched: Callable[[], bool] = lambda: False  # by a client that is connected
         self._looking: asyncio.Task[bool] | None = None
         self._launching: frozenset[GpuUuid] = frozenset()  # to be looked at before a launch
         self._looked_s: dict[GpuUuid, float] = {}  # boot time of the last such look
@@ -184,6 +187,13 @@ class GpuMonitor:
         self._health.acknowledge(uuid)
         self._derive()
 
+    def wake(self) -> None:
+        """Somebody came: nothing is planned on a look from before that."""
+        if self._rests:
+            self._controller.await_gpus()
+            self._awaited = True
+            self._poke.set()
+
     async def release(self, why: str) -> None:
         """Release the driver; nothing is placed until `resume`."""
         self.released = why
@@ -205,7 +215,7 @@ class GpuMonitor:
         uuids = frozenset(grant.uuid for grant in job.grants)
         if not await self._look_at(uuids) and self._unread_text() is not None:
             return f"the GPUs cannot be looked at: {self.problem}"
-        return self._misfit(job)
+        return _misfit(self._controller.state, job)
 
     async def _look_at(self, uuids: frozenset[GpuUuid]) -> bool:
         """A look at these, processes and modes, of this moment; False where there is none.
@@ -222,22 +232,6 @@ class GpuMonitor:
             if self.released is not None:
                 return True
         return True
-
-    def _misfit(self, job: Job) -> str | None:
-        gpus = {gpu.uuid: gpu for gpu in self._controller.state.gpus}
-        for grant in job.grants:
-            gpu = gpus.get(grant.uuid)
-            if gpu is None or gpu.state is not GpuState.OK:
-                text = gpu.state_text if gpu is not None else "it is gone"
-                return f"GPU {gpu.index if gpu else grant.uuid} is out of service: {text}"
-            if job.whole and not gpu.whole_idle:
-                return f"GPU {gpu.index} is in use: {gpu.foreign_text}"
-            held = sum(
-                h.held_bytes for h in holdings_of(self._controller.state).get(grant.uuid, ())
-            )
-            if not job.whole and gpu.capacity_bytes - gpu.foreign_bytes < held:
-                return f"GPU {gpu.index} has too little left: {gpu.foreign_text}"
-        return None
 
     async def _look_now(self) -> None:
         """Have the events of this moment: a fault is reported just before its job dies."""
@@ -280,6 +274,9 @@ class GpuMonitor:
                     self._looking = asyncio.ensure_future(self._sweep())
                 worked = await asyncio.shield(self._looking)
             self.first_sweep.set()
+            if self._awaited:
+                self._awaited = False
+                self._controller.gpus_known()
             await self._pause(worked)
 
     async def close(self) -> None:
@@ -289,7 +286,9 @@ class GpuMonitor:
             await asyncio.wait({self._looking})
 
     async def _pause(self, worked: bool) -> None:
-        pause_s = self._controller.state.config.gpu_sample_interval_s * self._factor
+        interval_s = self._controller.state.config.gpu_sample_interval_s
+        self._rests = worked and self._nobody_cares()
+        pause_s = self._cadence.pause_s(interval_s, rests=self._rests)
         if not worked:
             pause_s = max(pause_s, RETRY_S)
         try:
@@ -297,9 +296,16 @@ class GpuMonitor:
                 await self._poke.wait()
         except TimeoutError:
             return
+        finally:
+            self._rests = False
         self._poke.clear()
         if not worked:
             await asyncio.sleep(RETRY_S)
+
+    def _nobody_cares(self) -> bool:
+        """No job runs or waits, none that has ended needs a look, and no client is connected."""
+        is_busy = self._controller.state.jobs or self._free.outdated(self._sample)
+        return not is_busy and not self.is_watched()
 
     async def _sweep(self) -> bool:
         """One sample; False when it failed."""
@@ -344,7 +350,8 @@ class GpuMonitor:
         processes = [process for r in sample.readings for process in r.processes or ()]
         if processes:
             await asyncio.to_thread(self._attribution.learn, processes)
-        self._keep_cheap(sample.cost_s, boottime_s() - began_s)
+        interval_s = self._controller.state.config.gpu_sample_interval_s
+        self._cadence.keep_cheap(interval_s, sample.cost_s, boottime_s() - began_s)
         before = self._sample
         try:
             self._take(sample)
@@ -376,16 +383,6 @@ class GpuMonitor:
                 log.warning("driver_warning text=%s", text)
                 self._warned[text] = now_s
         self._warned = {text: self._warned[text] for text in warnings}
-
-    def _keep_cheap(self, cost_s: float, took_s: float) -> None:
-        """Jobs wait on the driver's lock while it answers us: look less often when that is dear."""
-        interval_s = self._controller.state.config.gpu_sample_interval_s
-        share = cost_s / max(interval_s * self._factor + took_s, 1e-3)
-        if share > COST_SHARE and self._factor < INTERVAL_FACTOR_MAX:
-            self._factor *= 2
-            log.info("gpu_sweeps_slowed interval=%.1f share=%.3f", interval_s * self._factor, share)
-        elif share < COST_SHARE / 4 and self._factor > 1:
-            self._factor //= 2
 
     # --- one sample ---------------------------------------------------------------------------
 
@@ -451,6 +448,22 @@ class GpuMonitor:
         if self.problem is not None and age_s is not None and age_s > STALE_AFTER_S:
             return self.problem
         return None
+
+
+def _misfit(state: State, job: Job) -> str | None:
+    """Why a placed job does not fit what was just seen."""
+    gpus = {gpu.uuid: gpu for gpu in state.gpus}
+    for grant in job.grants:
+        gpu = gpus.get(grant.uuid)
+        if gpu is None or gpu.state is not GpuState.OK:
+            text = gpu.state_text if gpu is not None else "it is gone"
+            return f"GPU {gpu.index if gpu else grant.uuid} is out of service: {text}"
+        if job.whole and not gpu.whole_idle:
+            return f"GPU {gpu.index} is in use: {gpu.foreign_text}"
+        held = sum(h.held_bytes for h in holdings_of(state).get(grant.uuid, ()))
+        if not job.whole and gpu.capacity_bytes - gpu.foreign_bytes < held:
+            return f"GPU {gpu.index} has too little left: {gpu.foreign_text}"
+    return None
 
 
 async def first_look(monitor: GpuMonitor, ended: asyncio.Future[None], within_s: float) -> bool:

@@ -19,7 +19,7 @@ from gpusched_client.errors import NotFound
 from gpusched_client.terms import JobState
 from gpusched_client.wire.job_messages import JobView
 from gpuschedd.gpu.monitor import SAY_AGAIN_S
-from tests.support.daemon import DaemonProcess, until
+from tests.support.daemon import DaemonProcess, clean_up, until
 from tests.support.fake_nvml.driver import (
     DRIVER_NOT_LOADED,
     GIB,
@@ -286,12 +286,14 @@ def test_a_last_look_keeps_a_job_from_a_gpu_that_was_just_taken(
 ) -> None:
     """With sweeps far apart, foreign use is seen that came just before; who it is, is told."""
     daemon = daemon_over(driver, *FAR_APART)
-    with daemon.client() as client, stranger(0, 40 * 1024) as other:
-        job = client.submit(["true"], output="/dev/null")
-        text = until_reason(client, job.id, f"GPU 0 is in use: {whose(other)} with 40 GiB")
-        assert text.startswith("LaunchBackoff: GPU 0 is in use")
-        assert "next try in" in text
-        assert client.job(job.id).state is JobState.PENDING
+    with daemon.client() as client:
+        client.hello()  # a daemon at rest looks for whoever comes, and not again within an hour
+        with stranger(0, 40 * 1024) as other:
+            job = client.submit(["true"], output="/dev/null")
+            text = until_reason(client, job.id, f"GPU 0 is in use: {whose(other)} with 40 GiB")
+            assert text.startswith("LaunchBackoff: GPU 0 is in use")
+            assert "next try in" in text
+            assert client.job(job.id).state is JobState.PENDING
 
 
 @pytest.mark.parametrize(
@@ -307,6 +309,7 @@ def test_a_last_look_asks_whom_the_driver_lets_onto_the_gpu(
     """Between two health checks a job would be placed, and fail."""
     daemon = daemon_over(driver, *FAR_APART)
     with daemon.client() as client:
+        client.hello()  # a daemon at rest looks for whoever comes, and not again within an hour
         driver.gpu(0, **values)
         job = client.submit(["true"], output="/dev/null")
         until_reason(client, job.id, words)
@@ -740,6 +743,21 @@ def test_a_dear_driver_is_asked_less_often(driver: FakeDriver, daemon_over: Star
     daemon = daemon_over(driver, "--set", "gpu_sample_interval=0.2")
     driver.add("delay nvmlDeviceGetMemoryInfo_v2 0 60")
     until(lambda: "gpu_sweeps_slowed interval=0.8" in daemon.log.read_text(), "it slows down")
+
+
+def test_a_daemon_at_rest_looks_anew_for_whoever_comes(driver: FakeDriver, tmp_path: Path) -> None:
+    """Its next look of its own accord is half an hour away."""
+    daemon = DaemonProcess(tmp_path / "daemon", environment=driver.environment)
+    daemon.options = ["--set", "gpu_sample_interval=100"]
+    daemon.spawn()
+    try:
+        until(lambda: "ready version" in daemon.log_text(), "it is up, and nobody has come")
+        before = driver.calls()
+        with daemon.client() as client:
+            client.hello()
+            until(lambda: driver.calls() > before, "it looks")
+    finally:
+        clean_up(daemon)
 
 
 def test_a_hang_blocks_no_restart(driver: FakeDriver, daemon_over: Start) -> None:

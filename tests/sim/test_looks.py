@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpusched_client.terms import JobState
+from gpusched_client.terms import GpuUuid, JobId, JobState
 from gpuschedd.gpu.attribution import ForeignProcess
 from gpuschedd.jobs.waiting import waiting_reason
 from tests.sim.watched import GIB, STRANGER, OtherPeople, WatchedHost
@@ -50,6 +50,48 @@ def why(host: WatchedHost, job_id: int) -> str:
     job = next(job for job in host.controller.state.jobs.values() if job.job_id == job_id)
     reason = waiting_reason(host.controller.state, job, host.controller.clock.now_s())
     return f"{reason.code.value}: {reason.text}"
+
+
+def test_the_first_job_of_a_host_at_rest_is_placed_by_a_new_look(on_host: OnHost) -> None:
+    """The last one knew nothing of what is on GPU 0; no launch is spent to find out."""
+
+    async def script(host: WatchedHost) -> None:
+        looking = asyncio.ensure_future(host.monitor.run())
+        while not host.monitor._rests:
+            await asyncio.sleep(0)
+        host.source.foreign[0] = 40 * GIB
+        host.source.answers.clear()
+        host.monitor.wake()
+        job_id = await host.submit()
+        assert host.job(job_id).state is JobState.PENDING
+        host.source.answers.set()
+        while not host.controller._knows_gpus:
+            await asyncio.sleep(0)
+        await host.settle()
+        job = host.job(job_id)
+        assert (job.state, job.attempt) == (JobState.RUNNING, 1)
+        assert [grant.uuid for grant in job.grants] == ["GPU-1"]
+        looking.cancel()
+
+    on_host(2, script)
+
+
+def test_a_host_rests_only_while_nothing_runs_waits_or_watches(on_host: OnHost) -> None:
+    async def script(host: WatchedHost) -> None:
+        monitor = host.monitor
+        assert monitor._nobody_cares()
+        monitor.is_watched = lambda: True
+        assert not monitor._nobody_cares()
+        monitor.is_watched = lambda: False
+        host.world.clock.now += EVERY_S
+        monitor._free.job_ended((JobId(9), 1), [GpuUuid("GPU-0")], host.world.clock.now)
+        assert not monitor._nobody_cares(), "a GPU needs a look that is newer than its job's end"
+        await host.look()
+        assert monitor._nobody_cares()
+        await host.submit(gpus=1)
+        assert not monitor._nobody_cares()
+
+    on_host(1, script)
 
 
 @pytest.mark.parametrize("vram_bytes", [None, 24 * GIB])
