@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import click
 
@@ -17,8 +18,6 @@ from gpuschedd.config.toml import ConfigError, changed_keys
 from gpuschedd.config.values import host
 from gpuschedd.daemon import Options, read_config, run
 from gpuschedd.exits import EX_CONFIG
-from gpuschedd.replay.command import replay
-from gpuschedd.selftest.command import selftest
 from gpuschedd.system import install
 from gpuschedd.system.accounts import unknown_names
 
@@ -35,7 +34,30 @@ class _Path(click.Path):
         return super().convert(value, param, ctx)
 
 
-@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+class _Group(click.Group):
+    """Imports what brings machinery of its own when that is typed: the daemon keeps none of it."""
+
+    apart: ClassVar = {
+        "replay": ("gpuschedd.replay.command", "replay"),
+        "selftest": ("gpuschedd.selftest.command", "selftest"),
+    }
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*super().list_commands(ctx), *self.apart])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.apart:
+            return super().get_command(ctx, cmd_name)
+        module, name = self.apart[cmd_name]
+        command: click.Command = getattr(import_module(module), name)
+        return command
+
+
+@click.group(
+    cls=_Group,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(__version__, prog_name="gpuschedd")
 @click.option("--system", is_flag=True, help="Serve every local user; system paths.")
 @click.option(
@@ -178,9 +200,7 @@ def _check_config(path: Path, system: bool, overrides: tuple[str, ...]) -> bool:
     return True
 
 
-cli.add_command(replay)
 cli.add_command(install.cli, "install")
-cli.add_command(selftest)
 
 
 if __name__ == "__main__":
