@@ -20,7 +20,7 @@ QUICK := tests/test_rooms.py tests/core tests/jobs tests/client/commands tests/c
 	--deselect tests/store/test_database.py::test_an_unusable_database_ends
 
 # One script a question; each rewrites its own section of benchmarks/README.md.
-BENCHMARKS := start throughput bulk lists idle memory replay
+BENCHMARKS := start start_pid1 throughput bulk lists idle memory replay
 BENCHMARK := $(BIN)/python benchmarks
 
 .PHONY: demo quick test test-system soak bench bench-long check format clean

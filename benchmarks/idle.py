@@ -25,8 +25,8 @@ from tests.support.daemon import until
 from tests.support.fake_nvml.driver import GIB, FakeDriver, build
 
 GPUS, JOBS = 8, 32
-SECONDS, RUNS = 20.0, 5
-BUSY_PART = 0.2  # of that, with jobs: there something happens each second
+SECONDS, RUNS = 10.0, 5  # one look at rest
+BUSY_PART = 0.4  # of that, with jobs: there something happens each second
 SETTLE_S = 5.0  # what a start, or that of jobs, still has to do
 SLEEPER = "import time; time.sleep(86400)"
 

@@ -93,7 +93,8 @@ def measure(report: Report, stack: ExitStack, place: Path, base: str, runs: int)
             f"{case.name}: read only": partial(read_per_s, case)
         }
         for name, tree in trees.items():
-            measures[f"{case.name}{name}"] = partial(case.per_s, tree, place / f"starts{name}")
+            starts = place / ("before" if name else "starts")
+            measures[f"{case.name}{name}"] = partial(case.per_s, tree, starts)
         taken = interleaved(measures, runs, warm_up_runs=0)
         for name, values in taken.items():
             report.figure(name, "jobs/s", values)

@@ -1,10 +1,10 @@
 """How long a start takes: from submit to the job's first instruction, and of what it is made.
 
-Usage: python benchmarks/start.py [--runs N] [--base REVISION] [--write]. By the Python API, by
-`gsub`, and through PID 1 where one can be booted; beside it what fork and exec take, what an fsync
-of the same directory takes, peers that are installed, and the same by an older revision of this
-clone. All in turns in one run (needs gcc). The parts are the times of the files that a start
-writes; the kernel gives those by its last tick, so each may look up to 4 ms earlier than it was.
+Usage: python benchmarks/start.py [--runs N] [--base REVISION] [--write]. By the Python API and by
+`gsub` (through PID 1: start_pid1.py); beside it what fork and exec take, what an fsync of the same
+directory takes, peers that are installed, and the same by an older revision of this clone. All in
+turns in one run (needs gcc). The parts are the times of the files that a start writes; the kernel
+gives those by its last tick, so each may look up to 4 ms earlier than it was.
 """
 
 from __future__ import annotations

@@ -41,6 +41,7 @@ from gpuschedd.gpu.source import (
 from gpuschedd.gpu.strangers import Strangers
 from gpuschedd.jobs.attempts import Evidence
 from gpuschedd.jobs.controller import Controller
+from gpuschedd.jobs.state import State
 from gpuschedd.store.records import GpuUse
 from gpuschedd.system.clock import boottime_s
 
@@ -218,7 +219,7 @@ class GpuMonitor:
         uuids = frozenset(grant.uuid for grant in job.grants)
         if not await self._look_at(uuids) and self._unread_text() is not None:
             return f"the GPUs cannot be looked at: {self.problem}"
-        return self._misfit(job)
+        return _misfit(self._controller.state, job)
 
     async def _look_at(self, uuids: frozenset[GpuUuid]) -> bool:
         """A look at these, processes and modes, of this moment; False where there is none.
@@ -235,22 +236,6 @@ class GpuMonitor:
             if self.released is not None:
                 return True
         return True
-
-    def _misfit(self, job: Job) -> str | None:
-        gpus = {gpu.uuid: gpu for gpu in self._controller.state.gpus}
-        for grant in job.grants:
-            gpu = gpus.get(grant.uuid)
-            if gpu is None or gpu.state is not GpuState.OK:
-                text = gpu.state_text if gpu is not None else "it is gone"
-                return f"GPU {gpu.index if gpu else grant.uuid} is out of service: {text}"
-            if job.whole and not gpu.whole_idle:
-                return f"GPU {gpu.index} is in use: {gpu.foreign_text}"
-            held = sum(
-                h.held_bytes for h in holdings_of(self._controller.state).get(grant.uuid, ())
-            )
-            if not job.whole and gpu.capacity_bytes - gpu.foreign_bytes < held:
-                return f"GPU {gpu.index} has too little left: {gpu.foreign_text}"
-        return None
 
     async def _look_now(self) -> None:
         """Have the events of this moment: a fault is reported just before its job dies."""
@@ -467,6 +452,22 @@ class GpuMonitor:
         if self.problem is not None and age_s is not None and age_s > STALE_AFTER_S:
             return self.problem
         return None
+
+
+def _misfit(state: State, job: Job) -> str | None:
+    """Why a placed job does not fit what was just seen."""
+    gpus = {gpu.uuid: gpu for gpu in state.gpus}
+    for grant in job.grants:
+        gpu = gpus.get(grant.uuid)
+        if gpu is None or gpu.state is not GpuState.OK:
+            text = gpu.state_text if gpu is not None else "it is gone"
+            return f"GPU {gpu.index if gpu else grant.uuid} is out of service: {text}"
+        if job.whole and not gpu.whole_idle:
+            return f"GPU {gpu.index} is in use: {gpu.foreign_text}"
+        held = sum(h.held_bytes for h in holdings_of(state).get(grant.uuid, ()))
+        if not job.whole and gpu.capacity_bytes - gpu.foreign_bytes < held:
+            return f"GPU {gpu.index} has too little left: {gpu.foreign_text}"
+    return None
 
 
 async def first_look(monitor: GpuMonitor, ended: asyncio.Future[None], within_s: float) -> bool:
