@@ -251,7 +251,7 @@ class Controller:
         followed = self._following.along(batch)
         passed = self._pass_along(batch, followed) if change is None else None
         try:
-            await self._commit(batch, followed, rows if passed is None else passed.rows)
+            await self._commit(batch, followed, rows, passed)
         except StoreFull as full:
             self._refuse_full([command for command, _ in results], full)
             return False
@@ -316,14 +316,22 @@ class Controller:
         return Batch(self.state, self.clock.now_s(), self.clock.wall_s())
 
     async def _commit(
-        self, batch: Batch, followed: Followed, promises: Iterable[PromiseRow]
+        self,
+        batch: Batch,
+        followed: Followed,
+        promises: Iterable[PromiseRow],
+        passed: Pass | None = None,
     ) -> None:
-        """Write the batch, then make it real. StoreFull leaves memory as it was."""
+        """Write the batch, then make it real. StoreFull leaves memory as it was.
+
+        `passed`: the pass that is part of it, and has seen what it adds and starts.
+        """
         changes = Changes(mark=self.clock.mark(), gpu_index_of=self.state.gpu_index_of())
         batch.into(changes)
         numbered = tuple(enumerate(batch.events, start=self.last_event_id + 1))
         changes.events += numbered
-        changes.promises.update({(row.job_id, row.promised_sched_s): row for row in promises})
+        rows = (*promises, *(passed.rows if passed is not None else ()))
+        changes.promises.update({(row.job_id, row.promised_sched_s): row for row in rows})
         followed.into(changes)
         if changes.is_empty:
             return
@@ -331,7 +339,7 @@ class Controller:
         try:
             await self.in_database(lambda store: store.commit(changes))
             self.last_event_id += len(numbered)
-            self._apply(batch, followed, numbered)
+            self._apply(batch, followed, numbered, planned=passed is not None)
         except StoreFull:
             self._following.back(batch.now_s)
             raise
@@ -339,7 +347,12 @@ class Controller:
             self.is_applied.set()
 
     def _apply(
-        self, batch: Batch, followed: Followed, events: tuple[tuple[int, Event], ...]
+        self,
+        batch: Batch,
+        followed: Followed,
+        events: tuple[tuple[int, Event], ...],
+        *,
+        planned: bool,
     ) -> None:
         pairs = tuple(
             Change(self.state.jobs.get(job_id), after)
@@ -347,7 +360,7 @@ class Controller:
         )
         apply(self.state, batch)
         self._following.committed(followed)
-        if any(map(_concerns_pass, pairs)):
+        if any(_concerns_pass(change, planned=planned) for change in pairs):
             self._dirty = True
             self._wake.set()
         elif pairs and self.state.plan is not None:
@@ -362,7 +375,7 @@ class Controller:
         passed = self._plan()
         followed = self._following.along(passed.batch, passed.settles)
         try:
-            await self._commit(passed.batch, followed, passed.rows)
+            await self._commit(passed.batch, followed, [], passed)
         except StoreFull as full:
             self._note_full(full)
             return
@@ -496,16 +509,19 @@ class Controller:
             self.request_pass()
 
 
-def _concerns_pass(change: Change) -> bool:
-    """Whether a pass may find something new: not by a start, which frees and adds nothing.
+def _concerns_pass(change: Change, *, planned: bool) -> bool:
+    """Whether a pass may find something new by it.
 
-    Its planned end is a moment later than was thought, as the next pass will see.
+    Not by what a pass that was written with it has added or placed, nor by a start, which frees and
+    adds nothing: its planned end is a moment later than was thought, as the next pass will see.
     """
     before, after = change.before, change.after
-    return before is None or (before.state, after.state) != (
-        JobState.CONFIGURING,
-        JobState.RUNNING,
-    )
+    if before is None:
+        return not planned
+    moves = {(JobState.CONFIGURING, JobState.RUNNING)}
+    if planned:
+        moves.add((JobState.PENDING, JobState.CONFIGURING))
+    return (before.state, after.state) not in moves
 
 
 def _touch(batch: Batch, jobs: list[Job]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gpusched_client.terms import JobId
-from gpuschedd.core.attempt import AttemptReport, Cancel, Claim, Observation, Orders
+from gpuschedd.core.attempt import AttemptReport, Cancel, Claim, ExitRecord, Observation, Orders
 from gpuschedd.gpu.attribution import JobKey
 from gpuschedd.run import launches
 from gpuschedd.run import runner as runner_module
@@ -25,6 +25,7 @@ from gpuschedd.supervisor.records import open_directory, publish
 
 KEY: JobKey = (JobId(7), 1)
 ORDERS = Orders(time_limit_s=60.0, cancel=None, signals=())
+EXIT = ExitRecord(0, None, "exit", None, None, None, None, 1.0, 1.0, "boot", 1.0, 0.0, 0.0, 0, None)
 
 
 class StubLauncher(DirectLauncher):
@@ -401,3 +402,63 @@ def test_a_supervisor_whose_directory_was_taken_away_is_ended_all_the_same(
         assert (await asyncio.wait_for(stopped.get(), 30)).pid == os.getpid()
 
     trial.run(launcher, story)
+
+
+def test_the_first_hint_waits_for_the_next_one(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that is over at once is read once."""
+    _claim_alive(trial.place)
+    monkeypatch.setattr(runner_module, "HINT_PAUSE_S", 600.0)
+
+    async def story(runner: Runner) -> None:
+        runner._track(KEY, os.getuid())
+        runner.hint(KEY)
+        assert not runner._attempts[KEY].looking
+        runner.hint(KEY)
+        assert runner._attempts[KEY].looking
+        assert (await trial.report()).seen is not None
+
+    trial.run(StubLauncher(), story)
+
+
+def test_a_hint_that_stays_alone_is_followed(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+    _claim_alive(trial.place)
+    monkeypatch.setattr(runner_module, "HINT_PAUSE_S", 0.001)
+
+    async def story(runner: Runner) -> None:
+        runner._track(KEY, os.getuid())
+        runner.hint(KEY)
+        assert (await trial.report()).seen is not None
+
+    trial.run(StubLauncher(), story)
+
+
+def test_after_an_exit_record_only_the_slow_clock_looks_again(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is nothing more to see; but what was reported may not have arrived."""
+    claim = Claim("supervisor", boot_id(), os.getpid(), 1)
+    looks = 0
+
+    def observe(_: JobDir) -> Observation:
+        nonlocal looks
+        looks += 1
+        return Observation(claim, True, None, EXIT, EXIT)
+
+    monkeypatch.setattr(JobDir, "observe", observe)
+
+    async def story(runner: Runner) -> None:
+        runner._track(KEY, os.getuid())
+        runner.look(KEY)
+        await trial.report()
+        runner.hint(KEY)
+        runner.hint(KEY)
+        runner.look(KEY)
+        assert not runner._attempts[KEY].looking
+        assert runner.look_again(KEY)
+        assert runner._attempts[KEY].looking
+        while looks < 2:
+            await asyncio.sleep(0.005)
+
+    trial.run(StubLauncher(), story)

@@ -29,7 +29,7 @@ from gpuschedd.jobs.principal import Principal
 from gpuschedd.jobs.waiting import waiting_reason
 from gpuschedd.store.history import History
 from gpuschedd.store.records import Changes
-from tests.sim.harness import CARD, GIB, Host, call_of, services_of
+from tests.sim.harness import CARD, GIB, Host, ToldRunner, call_of, services_of
 
 STEPS = 120
 SEEDS, SOAK_SEEDS = range(12), range(300)
@@ -744,5 +744,28 @@ async def _no_room_along(host: Host) -> None:
     assert controller.state.holding == set()
     check_queue(host)
     check_accounts(host)
+    await controller.stop()
+    controller.close()
+
+
+def test_a_start_causes_no_pass_and_an_end_does(tmp_path: Path) -> None:
+    """One life: the pass that is written with the submission, and those by its end."""
+    asyncio.run(_passes_of_one_life(Host(tmp_path, 1, runner=ToldRunner)))
+
+
+async def _passes_of_one_life(host: Host) -> None:
+    controller, owner = host.controller, host.caller(1001)
+    await host.settle()
+    before, runner = controller.counters["passes"], host.runner
+    assert isinstance(runner, ToldRunner)
+    [job_id] = (await host.ask(submitting(owner, SubmitRequest(jobs=(ONE_GPU,))))).job_ids
+    placed = controller.counters["passes"] - before
+    assert controller.state.jobs[job_id].state is JobState.RUNNING
+    assert controller._timer is not None
+    runner.end(job_id)
+    await host.pass_time(60.0)
+    assert job_id not in controller.state.jobs
+    assert placed == 1
+    assert controller.counters["passes"] > before + placed
     await controller.stop()
     controller.close()
