@@ -55,6 +55,7 @@ from gpuschedd.core.model import (
     Rule,
     Snapshot,
     Start,
+    Topology,
     UserQueue,
     Waiting,
 )
@@ -112,6 +113,7 @@ class _Pass:
         self.failures = Failures()
         self.hope: dict[tuple[int | None, int | None], bool] = {}  # of _could_start, for now
         self.could: set[tuple[Need, int]] = set()  # could start, for now
+        self.whole_rooms: dict[int, int] = {}  # of _whole_room, for now
         self.starts: list[Start] = []
         self.reasons: dict[JobId, Reason] = {}
         self.priorities: dict[JobId, PriorityParts] = {}
@@ -315,6 +317,8 @@ class _Pass:
         room = self._room_of(uid) if self.rooms else None
         if room is not None and (request.gpus > room[0] or room[1] < 1):
             return True
+        if self._takes_any(request):
+            return request.gpus > self._whole_room(level)
         vram = request.vram_bytes
         size = None if vram is None else vram + self.policy.margin_bytes
         if not self.host.could_take(request.gpus, size):
@@ -367,7 +371,34 @@ class _Pass:
         level = self._level(job.uid, request, job.length_key)
         if size is None and request.gpus >= self.failures.whole_gpus[level]:
             return True
+        if self.explain < 0 and self._takes_any(request):
+            return request.gpus > self._whole_room(level)
         return self.failures.covers(self.host.need(request, job.uid), level)
+
+    def _takes_any(self, request: Request) -> bool:
+        """True if nothing but the number of idle GPUs matters to it."""
+        return (
+            request.vram_bytes is None
+            and request.gpu_model is None
+            and not request.card_bytes
+            and request.topology is Topology.ANY
+            and not self.host.has_slices
+        )
+
+    def _whole_room(self, level: int) -> int:
+        """How many GPUs a request that takes any may have now: all fewer, and none more."""
+        room = self.whole_rooms.get(level)
+        if room is None:
+            room = self.whole_rooms[level] = self._count_whole(level)
+        return room
+
+    def _count_whole(self, level: int) -> int:
+        if self._may_not(level):
+            return 0
+        idle = [slot for slot in self.host.idle() if slot.position not in self.closed]
+        if level == NOW or self.hold is None:
+            return len(idle)
+        return self.hold.room_beside(idle)
 
     # -- one job -------------------------------------------------------------------------------
 
@@ -511,6 +542,7 @@ class _Pass:
             self.closed = patience.closed_for(self.expected, need)
         self.hope.clear()
         self.could.clear()
+        self.whole_rooms.clear()
 
     def _unlimited(self, hold: Hold) -> list[JobId]:
         """The jobs without limit on the GPUs that are shown as its future ones."""
@@ -596,6 +628,7 @@ class _Pass:
         self._sit(start, alone=need.whole or need.exclusive)
         self.hope.clear()
         self.could.clear()
+        self.whole_rooms.clear()
         self.lacks.clear()
 
     def _start_of(self, job: Waiting, grants: tuple[Grant, ...], rule: Rule, rank: int) -> Start:

@@ -286,7 +286,7 @@ class Host:
         `size`: bytes per GPU, margin included; None for whole GPUs.
         """
         if size is None:
-            return gpus <= len(self._idle())
+            return gpus <= len(self.idle())
         if self._rooms_now is None:
             open_slots = [slot for slot in self.slots if slot.gpu.fresh and self._is_open(slot)]
             self._rooms_now = sorted((s.headroom_bytes for s in open_slots), reverse=True)
@@ -309,7 +309,7 @@ class Host:
         idle, rooms = self._free_ever
         return gpus <= idle if size is None else _holds(rooms, gpus, size)
 
-    def _idle(self) -> list[Slot]:
+    def idle(self) -> list[Slot]:
         """The GPUs on which a whole-GPU job could sit now."""
         if self._idle_now is None:
             self._idle_now = _idle_among(self.slots)
@@ -360,7 +360,7 @@ class Host:
         """GPUs on which the request could sit this moment."""
         eligible = self.eligible(need)
         if need.whole:
-            return self._idle() if eligible is self.slots else _idle_among(eligible)
+            return self.idle() if eligible is self.slots else _idle_among(eligible)
         return [slot for slot in eligible if slot.gpu.fresh and self._fits(slot, need)]
 
     def _fits(self, slot: Slot, need: Need) -> bool:
