@@ -76,18 +76,24 @@ FIRST_JOBS = 10  # whose priorities are on record with each start
 WHO_GPUS_MAX = 64  # on a larger host only the head's reason names jobs: a pass must stay short
 
 
-def plan(snapshot: Snapshot, policy: Policy, explain: int = EXPLAINED_JOBS) -> Plan:
+def plan(
+    snapshot: Snapshot,
+    policy: Policy,
+    explain: int = EXPLAINED_JOBS,
+    host: Host | None = None,
+) -> Plan:
     """What to start now, and what the rest waits for.
 
     `explain`: at least so many jobs get a reason of their own, where there are so many; below 0: no
-    reasons and no priority parts at all (for `replay`).
+    reasons and no priority parts at all (for `replay`). `host`: what the snapshot says of GPUs and
+    running jobs, where a caller keeps it from pass to pass; those that start are on it afterwards.
     """
-    seen, one = snapshot, _Pass(snapshot, policy, explain)
+    seen, one = snapshot, _Pass(snapshot, policy, explain, host)
     made = one.run()
     while one.order_changed:
         # A job that was capped by one that starts may come before all that were looked at.
         seen = after(snapshot, made)
-        one = _Pass(seen, policy, explain)
+        one = _Pass(seen, policy, explain, host)
         made = joined(made, one.run(), snapshot)
     return made
 
@@ -100,12 +106,12 @@ def reason_of(made: Plan, job_id: JobId) -> Reason:
 class _Pass:
     """The state of one pass. Lives inside `plan` only."""
 
-    def __init__(self, snapshot: Snapshot, policy: Policy, explain: int) -> None:
+    def __init__(self, snapshot: Snapshot, policy: Policy, explain: int, host: Host | None) -> None:
         self.snapshot = snapshot
         self.policy = policy
         self.explain = explain
         self.now_s = snapshot.now_s
-        self.host = Host(snapshot, policy)
+        self.host = Host(snapshot, policy) if host is None else host
         self.seats: list[tuple[GpuUuid, Load]] = []  # of those that start, as expected
         self._expected: Host | None = None
         self.rooms: Rooms = rooms_of(snapshot)
