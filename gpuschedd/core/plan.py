@@ -42,6 +42,7 @@ from gpuschedd.core.model import (
     FirstHead,
     Grant,
     Horizon,
+    Order,
     Plan,
     Policy,
     PriorityParts,
@@ -167,6 +168,8 @@ class _Pass:
 
         A job that starts caps its user's others no longer, and may leave those no room that did.
         """
+        if self.policy.order is Order.FCFS:
+            return False
         users = {start.uid for start in self.starts if start.grants}
         return any(self._was_capped(q) for q in self.snapshot.queues.gpu if q.uid in users)
 
@@ -285,7 +288,7 @@ class _Pass:
         """True if no job in the list could start or become the head."""
         if not self._could_start(queue.whole_gpus_min, queue.shared_bytes_min):
             return True
-        if self._all_over_limit(queue):
+        if self.rooms and self._all_over_limit(queue):
             return True
         if self.hold is None:
             return False
@@ -302,7 +305,7 @@ class _Pass:
 
     def _all_over_limit(self, queue: UserQueue) -> bool:
         """True if the limit of its user leaves no job of the list any room."""
-        room = self._room_of(queue.uid) if self.rooms else None
+        room = self._room_of(queue.uid)
         if room is None:
             return False
         if room[1] < 1:
@@ -442,6 +445,8 @@ class _Pass:
         length_s = request.time_limit_s
         if self.guesses:
             length_s = self._expected_s(uid, request, length_key)
+        if length_s is None:
+            return PAST_HOLD
         end_s = end_if_decided_s(self.now_s, length_s, self.policy)
         return PAST_HOLD if end_s > self.hold.at_s else NOW
 
@@ -616,28 +621,17 @@ class _Pass:
         if self._level(job.uid, job.request, job.length_key) > NOW:
             assert self.hold is not None
             self.hold.commit(need, slots)
-        grants = []
-        for slot in slots:
-            held = slot.gpu.capacity_bytes if need.whole else need.bytes
-            grants.append(Grant(slot.gpu.uuid, held, held))
-        start = self._start_of(job, tuple(grants), rule, self.examined)
-        if self.hold is not None:
-            start = replace(start, head=(self.hold.head.job_id, self.hold.at_s))
-        self._book(
-            replace(
-                start,
-                over_limits=self.over_limits,
-                without_end=len(self.unknown),
-                guessed=self.guesses,
-            )
-        )
-        self._sit(start, alone=need.whole or need.exclusive)
+        start = self._start_of(job, _grants(need, slots), rule, self.examined)
+        self._book(start)
+        self._sit(start, slots, alone=need.whole or need.exclusive)
         self.hope.clear()
         self.could.clear()
         self.whole_rooms.clear()
         self.lacks.clear()
 
     def _start_of(self, job: Waiting, grants: tuple[Grant, ...], rule: Rule, rank: int) -> Start:
+        """`grants` empty: it needs no GPU, so that no head and nobody before it matters."""
+        hold = self.hold if grants else None
         return Start(
             job_id=job.job_id,
             uid=job.uid,
@@ -648,20 +642,26 @@ class _Pass:
             expected_s=self._expected_s(job.uid, job.request, job.length_key),
             rule=rule,
             rank=rank,
+            over_limits=self.over_limits if grants else 0,
+            without_end=len(self.unknown) if grants else 0,
+            head=None if hold is None else (hold.head.job_id, hold.at_s),
+            guessed=self.guesses and bool(grants),
             first_head=job.first_head,
         )
 
-    def _sit(self, start: Start, *, alone: bool) -> None:
+    def _sit(self, start: Start, slots: list[Slot], *, alone: bool) -> None:
         """From now on it is there, until its planned end or, on the other host, its expected."""
         expected_end_s = end_if_decided_s(self.now_s, start.expected_s, self.policy)
-        for grant in start.grants:
-            uuid, end_s = grant.uuid, start.planned_end_s
-            load = Load(end_s, grant.held_bytes, alone, start.uid, start.job_id, self.now_s, False)
-            self.host.add(self.host.by_uuid[uuid], load)
-            load = load._replace(end_s=min(expected_end_s, end_s))
-            self.seats.append((uuid, load))
+        end_s, load = start.planned_end_s, None
+        for slot, grant in zip(slots, start.grants, strict=True):
+            held = grant.held_bytes
+            if load is None or load.held_bytes != held:
+                load = Load(end_s, held, alone, start.uid, start.job_id, self.now_s, False)
+                expected_load = load._replace(end_s=min(expected_end_s, end_s))
+            self.host.add(slot, load)
+            self.seats.append((grant.uuid, expected_load))
             if self._expected is not None:
-                self._expected.add(self._expected.by_uuid[uuid], load)
+                self._expected.add(self._expected.by_uuid[grant.uuid], expected_load)
 
     def _book(self, start: Start) -> None:
         room = self.rooms.get(start.uid)
@@ -787,3 +787,12 @@ class _Pass:
         if self.promise is not None:
             times.append(self.promise.start_by_s)
         return min((at_s for at_s in times if self.now_s < at_s < NEVER_S), default=None)
+
+
+def _grants(need: Need, slots: Sequence[Slot]) -> tuple[Grant, ...]:
+    """What the job holds on each of its GPUs."""
+    grants = []
+    for slot in slots:
+        held = slot.gpu.capacity_bytes if need.whole else need.bytes
+        grants.append(Grant(slot.gpu.uuid, held, held))
+    return tuple(grants)

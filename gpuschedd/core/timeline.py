@@ -174,10 +174,15 @@ class Slot:
 
     def remove(self, job_id: JobId) -> None:
         """Take one job off it."""
-        self.headroom_bytes += sum(load.held_bytes for load in self.loads if load.job_id == job_id)
-        self.loads = [load for load in self.loads if load.job_id != job_id]
-        self.busy_until_s = max((load.end_s for load in self.loads), default=0.0)
-        self.alone = any(load.alone for load in self.loads)
+        left = []
+        for load in self.loads:
+            if load.job_id == job_id:
+                self.headroom_bytes += load.held_bytes
+            else:
+                left.append(load)
+        self.loads = left
+        self.busy_until_s = max([load.end_s for load in left], default=0.0)
+        self.alone = any(load.alone for load in left)
 
 
 def _holds(rooms: Sequence[int], gpus: int, size: int) -> bool:
@@ -301,10 +306,10 @@ class Host:
     def leave(self, job: RunningJob) -> None:
         """A job has ended. For a host that is kept from pass to pass (`go_to`)."""
         for grant in job.grants:
-            slot = self.by_uuid.get(grant.uuid)
-            if slot is not None:
-                slot.remove(job.job_id)
-        self._idle_now = self._rooms_now = self._free_ever = self._next_change_s = None
+            self.by_uuid[grant.uuid].remove(job.job_id)
+        self._idle_now = self._rooms_now = self._free_ever = None
+        if self._end_s(job, self.now_s, self.policy) == self._next_change_s:
+            self._next_change_s = None
 
     def go_to(self, now_s: float) -> None:
         """A later pass looks at it.

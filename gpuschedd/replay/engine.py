@@ -176,8 +176,7 @@ class Replay:
             return len(state.queues) > 0
         if held is None or held.guessed or not (held.promised or policy.order is Order.FCFS):
             return False
-        busy = {grant.uuid for job in state.running.values() for grant in job.grants}
-        idle, asked = len(self._gpus) - len(busy), (self._requests[one] for one in arrivals)
+        idle, asked = len(state.host.idle()), (self._requests[one] for one in arrivals)
         return all(request.whole and request.gpus > idle for request in asked)
 
     def _end_jobs(self, now_s: float) -> None:
