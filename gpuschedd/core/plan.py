@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from heapq import nsmallest
 
 from gpusched_client.terms import GpuUuid, JobId
@@ -70,6 +71,7 @@ from gpuschedd.core.reservation import (
     shadow,
 )
 from gpuschedd.core.timeline import Host, Load, Need, Slot, end_if_decided_s
+from gpuschedd.core.told import Telling
 from gpuschedd.core.unknown import why_unknown
 
 EXPLAINED_JOBS = 50
@@ -88,13 +90,31 @@ def plan(
     `explain`: at least so many jobs get a reason of their own, where there are so many; below 0: no
     reasons and no priority parts at all (for `replay`). `host`: what the snapshot says of GPUs and
     running jobs, where a caller keeps it from pass to pass; those that start are on it afterwards.
+
+    Most plans are never read but for their starts. So the reasons and priority parts are made when
+    somebody asks, by the same pass made again.
     """
-    seen, one = snapshot, _Pass(snapshot, policy, explain, host)
+    made = _made(snapshot, policy, explain, host)
+    if explain < 0:
+        return made
+    told = Telling(partial(_made, snapshot, policy, explain, tells=True))
+    return replace(made, reasons=told.reasons, priorities=told.priorities)
+
+
+def _made(
+    snapshot: Snapshot,
+    policy: Policy,
+    explain: int,
+    host: Host | None = None,
+    *,
+    tells: bool = False,
+) -> Plan:
+    seen, one = snapshot, _Pass(snapshot, policy, explain, host, tells=tells)
     made = one.run()
     while one.order_changed:
         # A job that was capped by one that starts may come before all that were looked at.
         seen = after(snapshot, made)
-        one = _Pass(seen, policy, explain, host)
+        one = _Pass(seen, policy, explain, host, tells=tells)
         made = joined(made, one.run(), snapshot)
     return made
 
@@ -107,10 +127,20 @@ def reason_of(made: Plan, job_id: JobId) -> Reason:
 class _Pass:
     """The state of one pass. Lives inside `plan` only."""
 
-    def __init__(self, snapshot: Snapshot, policy: Policy, explain: int, host: Host | None) -> None:
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        policy: Policy,
+        explain: int,
+        host: Host | None,
+        *,
+        tells: bool,
+    ) -> None:
+        """`tells`: with reasons and priority parts."""
         self.snapshot = snapshot
         self.policy = policy
         self.explain = explain
+        self.tells = tells
         self.now_s = snapshot.now_s
         self.host = Host(snapshot, policy) if host is None else host
         self.seats: list[tuple[GpuUuid, Load]] = []  # of those that start, as expected
@@ -265,7 +295,8 @@ class _Pass:
         while (entry := merge.pop()) is not None:
             self._count(entry)
             if self.blocked_by is not None:
-                self._note(entry, reasons.strict(self.blocked_by))
+                if self.tells:
+                    self._note(entry, reasons.strict(self.blocked_by))
             elif not self.passes_over or not self._fails_again(entry.job):
                 self._examine(entry)
             if self.examined >= self.explain:
@@ -495,7 +526,8 @@ class _Pass:
         if room is None or (entry.job.request.gpus <= room[0] and room[1] >= 1):
             return False
         self.over_limits += 1
-        self._note(entry, self._why_over_limit(entry.job, room))
+        if self.tells:
+            self._note(entry, self._why_over_limit(entry.job, room))
         return True
 
     def _why_over_limit(self, job: Waiting, room: tuple[float, float]) -> Reason:
@@ -516,7 +548,7 @@ class _Pass:
             self._is_unknown(entry, need)
         elif self.hold is None:
             self._becomes_first(entry, need)
-        elif self.examined <= self.explain or (level > NOW and self.explain >= 0):
+        elif self.tells and (self.examined <= self.explain or level > NOW):
             self._explain(entry, need, level)
 
     def _becomes_first(self, entry: Entry, need: Need) -> None:
@@ -541,7 +573,7 @@ class _Pass:
         """`guesses`: by expected ends. `is_closed`: nothing may run past that time at all."""
         job, host = entry.job, self.expected if guesses else self.host
         hold = Hold(host, job, need, found, is_closed=is_closed)
-        if self.explain >= 0:
+        if self.tells:
             free = len(self.host.fitting(need))
             why = reasons.resources(self.host, need, free, found.at_s, hold.shown())
             self._note(entry, reasons.unplanned(why, self._unlimited(hold)) if guesses else why)
@@ -571,7 +603,7 @@ class _Pass:
 
     def _is_unknown(self, entry: Entry, need: Need) -> None:
         self.unknown.add(entry.job.job_id)
-        if self.explain < 0:
+        if not self.tells:
             return
         if need not in self.why:
             self.why[need] = why_unknown(self.expected, need, self.snapshot.gpus)
@@ -610,7 +642,7 @@ class _Pass:
         return self.lacks[need]
 
     def _note(self, entry: Entry, reason: Reason | None) -> None:
-        if self.explain < 0:
+        if not self.tells:
             return
         job_id = entry.job.job_id
         if reason is not None:
