@@ -514,7 +514,8 @@ class Plan:
     """What one pass decided. Commit `promise` and `ended` before they are shown.
 
     `first_heads`: those that became head for the first time; goes to Queues.note_heads.
-    `reasons` and `priorities` hold the jobs the pass examined; plan.reason_of covers the rest.
+    `reasons` and `priorities` hold the jobs the pass examined, made when they are read (`told`);
+    plan.reason_of covers the rest.
     `horizon` goes to Queues.settle after the starts were applied.
     """
 

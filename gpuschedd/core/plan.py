@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from heapq import nsmallest
 
 from gpusched_client.terms import GpuUuid, JobId
@@ -42,6 +43,7 @@ from gpuschedd.core.model import (
     FirstHead,
     Grant,
     Horizon,
+    Order,
     Plan,
     Policy,
     PriorityParts,
@@ -55,6 +57,7 @@ from gpuschedd.core.model import (
     Rule,
     Snapshot,
     Start,
+    Topology,
     UserQueue,
     Waiting,
 )
@@ -68,6 +71,7 @@ from gpuschedd.core.reservation import (
     shadow,
 )
 from gpuschedd.core.timeline import Host, Load, Need, Slot, end_if_decided_s
+from gpuschedd.core.told import Telling
 from gpuschedd.core.unknown import why_unknown
 
 EXPLAINED_JOBS = 50
@@ -75,18 +79,42 @@ FIRST_JOBS = 10  # whose priorities are on record with each start
 WHO_GPUS_MAX = 64  # on a larger host only the head's reason names jobs: a pass must stay short
 
 
-def plan(snapshot: Snapshot, policy: Policy, explain: int = EXPLAINED_JOBS) -> Plan:
+def plan(
+    snapshot: Snapshot,
+    policy: Policy,
+    explain: int = EXPLAINED_JOBS,
+    host: Host | None = None,
+) -> Plan:
     """What to start now, and what the rest waits for.
 
     `explain`: at least so many jobs get a reason of their own, where there are so many; below 0: no
-    reasons and no priority parts at all (for `replay`).
+    reasons and no priority parts at all (for `replay`). `host`: what the snapshot says of GPUs and
+    running jobs, where a caller keeps it from pass to pass; those that start are on it afterwards.
+
+    Most plans are never read but for their starts. So the reasons and priority parts are made when
+    somebody asks, by the same pass made again.
     """
-    seen, one = snapshot, _Pass(snapshot, policy, explain)
+    made = _made(snapshot, policy, explain, host)
+    if explain < 0:
+        return made
+    told = Telling(partial(_made, snapshot, policy, explain, tells=True))
+    return replace(made, reasons=told.reasons, priorities=told.priorities)
+
+
+def _made(
+    snapshot: Snapshot,
+    policy: Policy,
+    explain: int,
+    host: Host | None = None,
+    *,
+    tells: bool = False,
+) -> Plan:
+    seen, one = snapshot, _Pass(snapshot, policy, explain, host, tells=tells)
     made = one.run()
     while one.order_changed:
         # A job that was capped by one that starts may come before all that were looked at.
         seen = after(snapshot, made)
-        one = _Pass(seen, policy, explain)
+        one = _Pass(seen, policy, explain, host, tells=tells)
         made = joined(made, one.run(), snapshot)
     return made
 
@@ -99,12 +127,22 @@ def reason_of(made: Plan, job_id: JobId) -> Reason:
 class _Pass:
     """The state of one pass. Lives inside `plan` only."""
 
-    def __init__(self, snapshot: Snapshot, policy: Policy, explain: int) -> None:
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        policy: Policy,
+        explain: int,
+        host: Host | None,
+        *,
+        tells: bool,
+    ) -> None:
+        """`tells`: with reasons and priority parts."""
         self.snapshot = snapshot
         self.policy = policy
         self.explain = explain
+        self.tells = tells
         self.now_s = snapshot.now_s
-        self.host = Host(snapshot, policy)
+        self.host = Host(snapshot, policy) if host is None else host
         self.seats: list[tuple[GpuUuid, Load]] = []  # of those that start, as expected
         self._expected: Host | None = None
         self.rooms: Rooms = rooms_of(snapshot)
@@ -112,6 +150,7 @@ class _Pass:
         self.failures = Failures()
         self.hope: dict[tuple[int | None, int | None], bool] = {}  # of _could_start, for now
         self.could: set[tuple[Need, int]] = set()  # could start, for now
+        self.whole_rooms: dict[int, int] = {}  # of _whole_room, for now
         self.starts: list[Start] = []
         self.reasons: dict[JobId, Reason] = {}
         self.priorities: dict[JobId, PriorityParts] = {}
@@ -159,6 +198,8 @@ class _Pass:
 
         A job that starts caps its user's others no longer, and may leave those no room that did.
         """
+        if self.policy.order is Order.FCFS:
+            return False
         users = {start.uid for start in self.starts if start.grants}
         return any(self._was_capped(q) for q in self.snapshot.queues.gpu if q.uid in users)
 
@@ -254,7 +295,8 @@ class _Pass:
         while (entry := merge.pop()) is not None:
             self._count(entry)
             if self.blocked_by is not None:
-                self._note(entry, reasons.strict(self.blocked_by))
+                if self.tells:
+                    self._note(entry, reasons.strict(self.blocked_by))
             elif not self.passes_over or not self._fails_again(entry.job):
                 self._examine(entry)
             if self.examined >= self.explain:
@@ -277,7 +319,7 @@ class _Pass:
         """True if no job in the list could start or become the head."""
         if not self._could_start(queue.whole_gpus_min, queue.shared_bytes_min):
             return True
-        if self._all_over_limit(queue):
+        if self.rooms and self._all_over_limit(queue):
             return True
         if self.hold is None:
             return False
@@ -294,7 +336,7 @@ class _Pass:
 
     def _all_over_limit(self, queue: UserQueue) -> bool:
         """True if the limit of its user leaves no job of the list any room."""
-        room = self._room_of(queue.uid) if self.rooms else None
+        room = self._room_of(queue.uid)
         if room is None:
             return False
         if room[1] < 1:
@@ -315,6 +357,8 @@ class _Pass:
         room = self._room_of(uid) if self.rooms else None
         if room is not None and (request.gpus > room[0] or room[1] < 1):
             return True
+        if self._takes_any(request):
+            return request.gpus > self._whole_room(level)
         vram = request.vram_bytes
         size = None if vram is None else vram + self.policy.margin_bytes
         if not self.host.could_take(request.gpus, size):
@@ -367,7 +411,34 @@ class _Pass:
         level = self._level(job.uid, request, job.length_key)
         if size is None and request.gpus >= self.failures.whole_gpus[level]:
             return True
+        if self.explain < 0 and self._takes_any(request):
+            return request.gpus > self._whole_room(level)
         return self.failures.covers(self.host.need(request, job.uid), level)
+
+    def _takes_any(self, request: Request) -> bool:
+        """True if nothing but the number of idle GPUs matters to it."""
+        return (
+            request.vram_bytes is None
+            and request.gpu_model is None
+            and not request.card_bytes
+            and request.topology is Topology.ANY
+            and not self.host.has_slices
+        )
+
+    def _whole_room(self, level: int) -> int:
+        """How many GPUs a request that takes any may have now: all fewer, and none more."""
+        room = self.whole_rooms.get(level)
+        if room is None:
+            room = self.whole_rooms[level] = self._count_whole(level)
+        return room
+
+    def _count_whole(self, level: int) -> int:
+        if self._may_not(level):
+            return 0
+        idle = [slot for slot in self.host.idle() if slot.position not in self.closed]
+        if level == NOW or self.hold is None:
+            return len(idle)
+        return self.hold.room_beside(idle)
 
     # -- one job -------------------------------------------------------------------------------
 
@@ -405,6 +476,8 @@ class _Pass:
         length_s = request.time_limit_s
         if self.guesses:
             length_s = self._expected_s(uid, request, length_key)
+        if length_s is None:
+            return PAST_HOLD
         end_s = end_if_decided_s(self.now_s, length_s, self.policy)
         return PAST_HOLD if end_s > self.hold.at_s else NOW
 
@@ -453,7 +526,8 @@ class _Pass:
         if room is None or (entry.job.request.gpus <= room[0] and room[1] >= 1):
             return False
         self.over_limits += 1
-        self._note(entry, self._why_over_limit(entry.job, room))
+        if self.tells:
+            self._note(entry, self._why_over_limit(entry.job, room))
         return True
 
     def _why_over_limit(self, job: Waiting, room: tuple[float, float]) -> Reason:
@@ -474,7 +548,7 @@ class _Pass:
             self._is_unknown(entry, need)
         elif self.hold is None:
             self._becomes_first(entry, need)
-        elif self.examined <= self.explain or (level > NOW and self.explain >= 0):
+        elif self.tells and (self.examined <= self.explain or level > NOW):
             self._explain(entry, need, level)
 
     def _becomes_first(self, entry: Entry, need: Need) -> None:
@@ -499,7 +573,7 @@ class _Pass:
         """`guesses`: by expected ends. `is_closed`: nothing may run past that time at all."""
         job, host = entry.job, self.expected if guesses else self.host
         hold = Hold(host, job, need, found, is_closed=is_closed)
-        if self.explain >= 0:
+        if self.tells:
             free = len(self.host.fitting(need))
             why = reasons.resources(self.host, need, free, found.at_s, hold.shown())
             self._note(entry, reasons.unplanned(why, self._unlimited(hold)) if guesses else why)
@@ -511,6 +585,7 @@ class _Pass:
             self.closed = patience.closed_for(self.expected, need)
         self.hope.clear()
         self.could.clear()
+        self.whole_rooms.clear()
 
     def _unlimited(self, hold: Hold) -> list[JobId]:
         """The jobs without limit on the GPUs that are shown as its future ones."""
@@ -528,7 +603,7 @@ class _Pass:
 
     def _is_unknown(self, entry: Entry, need: Need) -> None:
         self.unknown.add(entry.job.job_id)
-        if self.explain < 0:
+        if not self.tells:
             return
         if need not in self.why:
             self.why[need] = why_unknown(self.expected, need, self.snapshot.gpus)
@@ -567,7 +642,7 @@ class _Pass:
         return self.lacks[need]
 
     def _note(self, entry: Entry, reason: Reason | None) -> None:
-        if self.explain < 0:
+        if not self.tells:
             return
         job_id = entry.job.job_id
         if reason is not None:
@@ -578,27 +653,17 @@ class _Pass:
         if self._level(job.uid, job.request, job.length_key) > NOW:
             assert self.hold is not None
             self.hold.commit(need, slots)
-        grants = []
-        for slot in slots:
-            held = slot.gpu.capacity_bytes if need.whole else need.bytes
-            grants.append(Grant(slot.gpu.uuid, held, held))
-        start = self._start_of(job, tuple(grants), rule, self.examined)
-        if self.hold is not None:
-            start = replace(start, head=(self.hold.head.job_id, self.hold.at_s))
-        self._book(
-            replace(
-                start,
-                over_limits=self.over_limits,
-                without_end=len(self.unknown),
-                guessed=self.guesses,
-            )
-        )
-        self._sit(start, alone=need.whole or need.exclusive)
+        start = self._start_of(job, _grants(need, slots), rule, self.examined)
+        self._book(start)
+        self._sit(start, slots, alone=need.whole or need.exclusive)
         self.hope.clear()
         self.could.clear()
+        self.whole_rooms.clear()
         self.lacks.clear()
 
     def _start_of(self, job: Waiting, grants: tuple[Grant, ...], rule: Rule, rank: int) -> Start:
+        """`grants` empty: it needs no GPU, so that no head and nobody before it matters."""
+        hold = self.hold if grants else None
         return Start(
             job_id=job.job_id,
             uid=job.uid,
@@ -609,20 +674,26 @@ class _Pass:
             expected_s=self._expected_s(job.uid, job.request, job.length_key),
             rule=rule,
             rank=rank,
+            over_limits=self.over_limits if grants else 0,
+            without_end=len(self.unknown) if grants else 0,
+            head=None if hold is None else (hold.head.job_id, hold.at_s),
+            guessed=self.guesses and bool(grants),
             first_head=job.first_head,
         )
 
-    def _sit(self, start: Start, *, alone: bool) -> None:
+    def _sit(self, start: Start, slots: list[Slot], *, alone: bool) -> None:
         """From now on it is there, until its planned end or, on the other host, its expected."""
         expected_end_s = end_if_decided_s(self.now_s, start.expected_s, self.policy)
-        for grant in start.grants:
-            uuid, end_s = grant.uuid, start.planned_end_s
-            load = Load(end_s, grant.held_bytes, alone, start.uid, start.job_id, self.now_s, False)
-            self.host.add(self.host.by_uuid[uuid], load)
-            load = load._replace(end_s=min(expected_end_s, end_s))
-            self.seats.append((uuid, load))
+        end_s, load = start.planned_end_s, None
+        for slot, grant in zip(slots, start.grants, strict=True):
+            held = grant.held_bytes
+            if load is None or load.held_bytes != held:
+                load = Load(end_s, held, alone, start.uid, start.job_id, self.now_s, False)
+                expected_load = load._replace(end_s=min(expected_end_s, end_s))
+            self.host.add(slot, load)
+            self.seats.append((grant.uuid, expected_load))
             if self._expected is not None:
-                self._expected.add(self._expected.by_uuid[uuid], load)
+                self._expected.add(self._expected.by_uuid[grant.uuid], expected_load)
 
     def _book(self, start: Start) -> None:
         room = self.rooms.get(start.uid)
@@ -748,3 +819,12 @@ class _Pass:
         if self.promise is not None:
             times.append(self.promise.start_by_s)
         return min((at_s for at_s in times if self.now_s < at_s < NEVER_S), default=None)
+
+
+def _grants(need: Need, slots: Sequence[Slot]) -> tuple[Grant, ...]:
+    """What the job holds on each of its GPUs."""
+    grants = []
+    for slot in slots:
+        held = slot.gpu.capacity_bytes if need.whole else need.bytes
+        grants.append(Grant(slot.gpu.uuid, held, held))
+    return tuple(grants)

@@ -86,6 +86,8 @@ def carried_on(
         start_by_s = min(start_by_s, max(at_s, earliest_s))
     late = at_s > start_by_s
     delayed_by = (promise.delayed_by or blame()) if late else None
+    if start_by_s == promise.start_by_s and delayed_by is promise.delayed_by:
+        return promise
     return replace(promise, start_by_s=start_by_s, delayed_by=delayed_by)
 
 

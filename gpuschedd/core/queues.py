@@ -200,6 +200,11 @@ class _Own:
         return max([gpus for gpus, _size in most]), max([size for _gpus, size in most])
 
 
+def _frozen(lists: Mapping[int, _Own]) -> tuple[UserQueue, ...]:
+    owns = map(lists.__getitem__, sorted(lists))
+    return tuple([own.view or own.freeze() for own in owns])
+
+
 def _if_few(counts: dict[T, int]) -> frozenset[T] | None:
     return frozenset(counts) if len(counts) <= SHAPES_MAX else None
 
@@ -224,7 +229,7 @@ class Queues:
 
     def __init__(self, policy: Policy, horizon: Horizon | None = None) -> None:
         self._window_jobs = policy.age_jobs_per_user
-        self._fcfs = policy.order is Order.FCFS
+        self._fcfs = policy.order is Order.FCFS  # without age, so that nobody enters a window
         self._policy = policy
         self._horizon = HorizonView(horizon, policy)
         self._gpu: dict[int, _Own] = {}
@@ -261,7 +266,9 @@ class Queues:
     def insert(self, waiting: Waiting, now_s: float) -> tuple[Waiting, ...]:
         """A job becomes eligible. It keeps the age it brings (`rested` resets it)."""
         assert waiting.job_id not in self._keys
-        own, key = self._place(replace(waiting, window_since_s=None))
+        if waiting.window_since_s is not None:
+            waiting = replace(waiting, window_since_s=None)
+        own, key = self._place(waiting)
         changed = self._enter_new(own, key, now_s) if waiting.request.gpus else {}
         changed[key] = own.jobs[key]
         return tuple(changed.values())
@@ -324,6 +331,8 @@ class Queues:
         self._horizon = HorizonView(horizon, self._policy)
         self._view = None
         changed: dict[_Key, Waiting] = {}
+        if self._fcfs:
+            return ()
         for _uid, own in sorted(self._gpu.items()):
             self._rebuild(own, now_s, changed)
         return tuple(changed.values())
@@ -341,8 +350,8 @@ class Queues:
         """All lists, frozen; an unchanged user's tuple is the same object as before."""
         if self._view is None:
             self._view = QueueView(
-                gpu=tuple([own.freeze() for _uid, own in sorted(self._gpu.items())]),
-                cpu=tuple([own.freeze() for _uid, own in sorted(self._cpu.items())]),
+                gpu=_frozen(self._gpu),
+                cpu=_frozen(self._cpu),
                 horizon=self._horizon.horizon,
             )
         return self._view
@@ -367,6 +376,8 @@ class Queues:
     def _enter_new(self, own: _Own, key: _Key, now_s: float) -> dict[_Key, Waiting]:
         """Only a job before the window's last, or with room left, changes the window."""
         changed: dict[_Key, Waiting] = {}
+        if self._fcfs:
+            return changed
         full = self._full(own)
         if (full and key > own.window[-1]) or not self._horizon.counts(own.jobs[key]):
             return changed

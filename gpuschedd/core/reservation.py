@@ -133,6 +133,17 @@ class Hold:
         """Whether there are any, without a choice among them."""
         return self._cheapest(need, fitting) is not None
 
+    def room_beside(self, idle: Sequence[Slot]) -> int:
+        """How many of these a whole-GPU job that runs past T and takes any may have.
+
+        What `select` would find for each number: such a job blocks each useful GPU that it takes.
+        """
+        room = 0
+        for useful in self._useful:
+            harmless = sum(slot.position not in useful for slot in idle)
+            room = max(room, min(len(idle), harmless + len(useful) - self.need.gpus))
+        return room
+
     def _cheapest(
         self, need: Need, fitting: Sequence[Slot]
     ) -> tuple[set[int], Sequence[Slot]] | None:

@@ -30,7 +30,7 @@ def build_snapshot(
     gpus: Iterable[Gpu],
     running: Iterable[RunningJob],
     queues: QueueView,
-    accounts: Accounts,
+    accounts: Accounts | None,
     shares: Mapping[int, float] | None = None,
     limits: Mapping[int, UserLimit] | None = None,
     promise: Promise | None = None,
@@ -39,6 +39,7 @@ def build_snapshot(
 ) -> Snapshot:
     """`running`: all that hold GPUs or CPU slots. `shares`: uid -> share, 1 where it is missing.
 
+    `accounts` None: nobody asks for standings, as in the order of arrival without limits.
     `limits`: uid -> limit, none where it is missing. `reservation`: that of the plan before.
     """
     jobs = tuple(sorted(running, key=attrgetter("job_id")))
@@ -47,7 +48,9 @@ def build_snapshot(
         gpus=tuple(sorted(gpus, key=attrgetter("index", "uuid"))),
         running=jobs,
         queues=queues,
-        standings=_standings(now_s, jobs, queues, accounts, shares or {}, limits or {}),
+        standings={}
+        if accounts is None
+        else _standings(now_s, jobs, queues, accounts, shares or {}, limits or {}),
         promise=promise,
         reservation=reservation,
         lengths=lengths or Lengths(),

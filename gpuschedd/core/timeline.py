@@ -172,6 +172,18 @@ class Slot:
         if load.alone:
             self.alone = True
 
+    def remove(self, job_id: JobId) -> None:
+        """Take one job off it."""
+        left = []
+        for load in self.loads:
+            if load.job_id == job_id:
+                self.headroom_bytes += load.held_bytes
+            else:
+                left.append(load)
+        self.loads = left
+        self.busy_until_s = max([load.end_s for load in left], default=0.0)
+        self.alone = any(load.alone for load in left)
+
 
 def _holds(rooms: Sequence[int], gpus: int, size: int) -> bool:
     """Do so many of the rooms, largest first, hold that many bytes?"""
@@ -210,8 +222,7 @@ class Host:
         self._rooms_now: list[int] | None = None
         self._free_ever: tuple[int, list[int]] | None = None
         self.awaits_sample = not all(map(_FRESH, in_service))
-        # When foreign use gets old or a planned end passes: the timeline itself changes.
-        self.next_change_s = NEVER_S
+        self._next_change_s: float | None = NEVER_S  # None: to be looked for
         self._age_foreign()
         self._load(snapshot.running)
 
@@ -248,9 +259,21 @@ class Host:
                 self._may_change_at(slot.foreign_end_s)
                 self.lasting = self.lasting or slot.foreign_end_s == NEVER_S
 
+    @property
+    def next_change_s(self) -> float:
+        """When foreign use gets old or a planned end passes: the timeline itself changes."""
+        if self._next_change_s is None:
+            self._next_change_s = NEVER_S
+            for slot in self.slots:
+                self._may_change_at(slot.foreign_end_s)
+                for load in slot.loads:
+                    self._may_change_at(load.end_s)
+        return self._next_change_s
+
     def _may_change_at(self, at_s: float) -> None:
-        if self.now_s < at_s < self.next_change_s:
-            self.next_change_s = at_s
+        known_s = self._next_change_s
+        if known_s is not None and self.now_s < at_s < known_s:
+            self._next_change_s = at_s
 
     def _load(self, running: Iterable[RunningJob]) -> None:
         by_uuid, now_s, policy = self.by_uuid, self.now_s, self.policy
@@ -280,13 +303,31 @@ class Host:
         self._idle_now = self._rooms_now = self._free_ever = None
         self._may_change_at(load.end_s)
 
+    def leave(self, job: RunningJob) -> None:
+        """A job has ended. For a host that is kept from pass to pass (`go_to`)."""
+        for grant in job.grants:
+            self.by_uuid[grant.uuid].remove(job.job_id)
+        self._idle_now = self._rooms_now = self._free_ever = None
+        if self._end_s(job, self.now_s, self.policy) == self._next_change_s:
+            self._next_change_s = None
+
+    def go_to(self, now_s: float) -> None:
+        """A later pass looks at it.
+
+        All that differs by the time alone is what has passed its planned end, is stuck or gets old:
+        whoever keeps a host has none of these.
+        """
+        self.now_s = now_s
+        if self._next_change_s is not None and self._next_change_s <= now_s:
+            self._next_change_s = None
+
     def could_take(self, gpus: int, size: int | None) -> bool:
         """A bound, exact for a request without further wishes: could it sit now?
 
         `size`: bytes per GPU, margin included; None for whole GPUs.
         """
         if size is None:
-            return gpus <= len(self._idle())
+            return gpus <= len(self.idle())
         if self._rooms_now is None:
             open_slots = [slot for slot in self.slots if slot.gpu.fresh and self._is_open(slot)]
             self._rooms_now = sorted((s.headroom_bytes for s in open_slots), reverse=True)
@@ -309,7 +350,7 @@ class Host:
         idle, rooms = self._free_ever
         return gpus <= idle if size is None else _holds(rooms, gpus, size)
 
-    def _idle(self) -> list[Slot]:
+    def idle(self) -> list[Slot]:
         """The GPUs on which a whole-GPU job could sit now."""
         if self._idle_now is None:
             self._idle_now = _idle_among(self.slots)
@@ -360,7 +401,7 @@ class Host:
         """GPUs on which the request could sit this moment."""
         eligible = self.eligible(need)
         if need.whole:
-            return self._idle() if eligible is self.slots else _idle_among(eligible)
+            return self.idle() if eligible is self.slots else _idle_among(eligible)
         return [slot for slot in eligible if slot.gpu.fresh and self._fits(slot, need)]
 
     def _fits(self, slot: Slot, need: Need) -> bool:

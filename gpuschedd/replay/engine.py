@@ -26,10 +26,12 @@ from gpuschedd.core.model import (
     Policy,
     Promise,
     PromiseEnd,
+    QueueView,
     Request,
     Reservation,
     Run,
     RunningJob,
+    Snapshot,
     Start,
     Waiting,
 )
@@ -37,6 +39,7 @@ from gpuschedd.core.plan import plan
 from gpuschedd.core.promises import becomes_promise_at_s
 from gpuschedd.core.queues import Queues
 from gpuschedd.core.snapshot import build_snapshot
+from gpuschedd.core.timeline import Host
 from gpuschedd.replay.workload import TraceJob
 
 
@@ -63,7 +66,8 @@ class Replayed:
 @dataclass(slots=True)
 class _State:
     queues: Queues
-    accounts: Accounts
+    host: Host
+    accounts: Accounts | None  # None: nobody looks at usage
     histories: Histories = field(default_factory=Histories)
     running: dict[JobId, RunningJob] = field(default_factory=dict)
     ends: list[tuple[float, JobId]] = field(default_factory=list)
@@ -96,7 +100,9 @@ class Replay:
         self._requests, self._arrivals = self._admitted()
         self._ran: list[Ran | None] = [None] * len(jobs)
         self._ended: list[PromiseEnd] = []
-        self._state = _State(Queues(policy), Accounts(policy))
+        empty = Snapshot(0.0, gpus, (), QueueView(), {})
+        accounts = None if policy.order is Order.FCFS else Accounts(policy)
+        self._state = _State(Queues(policy), Host(empty, policy), accounts)
         self.plans: Callable[[Plan], None] | None = None
 
     def run(self) -> Replayed:
@@ -170,8 +176,7 @@ class Replay:
             return len(state.queues) > 0
         if held is None or held.guessed or not (held.promised or policy.order is Order.FCFS):
             return False
-        busy = {grant.uuid for job in state.running.values() for grant in job.grants}
-        idle, asked = len(self._gpus) - len(busy), (self._requests[one] for one in arrivals)
+        idle, asked = len(state.host.idle()), (self._requests[one] for one in arrivals)
         return all(request.whole and request.gpus > idle for request in asked)
 
     def _end_jobs(self, now_s: float) -> None:
@@ -181,7 +186,8 @@ class Replay:
             gone = self._state.running.pop(job_id)
             if self._policy.learn_lengths:
                 self._learn(gone, now_s)
-            if self._policy.order is not Order.FCFS:
+            self._state.host.leave(gone)
+            if self._state.accounts is not None:
                 self._state.accounts.set_rate(gone.uid, job_id, 0.0, now_s)
 
     def _learn(self, gone: RunningJob, now_s: float) -> None:
@@ -203,7 +209,8 @@ class Replay:
             reservation=state.reservation,
             lengths=state.histories.view(),
         )
-        made = plan(snapshot, self._policy, explain=-1)
+        state.host.go_to(now_s)
+        made = plan(snapshot, self._policy, explain=-1, host=state.host)
         if self.plans is not None:
             self.plans(made)
         for start in made.starts:
@@ -233,7 +240,7 @@ class Replay:
         waiting = state.queues.remove(start.job_id, now_s)[0]
         job = self._jobs[position]
         state.running[start.job_id] = running(start, waiting, now_s, started_at_s=now_s)
-        if self._policy.order is not Order.FCFS:  # which does not look at usage
+        if state.accounts is not None:
             rate = charge_rate(start.grants, self._by_uuid, whole=start.whole, policy=self._policy)
             state.accounts.set_rate(start.uid, start.job_id, rate, now_s)
         end_s = now_s + job.lasts_s
