@@ -18,7 +18,6 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Unpack, overload
 
 from gpusched_client.administration import Administration
@@ -68,7 +67,7 @@ class Client(Administration):
         timeout_s: float = REPLY_TIMEOUT_S,
         reconnect_s: float = RECONNECT_S,
     ) -> None:
-        path = None if socket_path is None else Path(socket_path)
+        path = None if socket_path is None else os.fspath(socket_path)
         reply_s, again_s = wait_s(timeout_s, "timeout_s"), wait_s(reconnect_s, "reconnect_s")
         super().__init__(
             Session(

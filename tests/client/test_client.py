@@ -208,7 +208,7 @@ def test_a_service_that_does_not_start_is_named_where_pid_1_listens_for_it(
     """The socket takes requests all the same, so that a restart costs nobody a call."""
     given_up = threading.Event()
     server = serve({"hello": lambda _: given_up.wait(20)})
-    monkeypatch.setattr(paths, "SYSTEM_SOCKET", server.path)
+    monkeypatch.setattr(paths, "SYSTEM_SOCKET", str(server.path))
     with Client(timeout_s=0.1) as c, pytest.raises(Unavailable, match="systemctl status"):
         c.hello()
     given_up.set()
