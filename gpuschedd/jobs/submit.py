@@ -77,7 +77,8 @@ def submit(
     _check_room(batch, caller, len(request.jobs))
     sizes = [job.payload_bytes for job in request.jobs]
     _check_bytes(batch, caller, sum(sizes))
-    admitted = [_admit(batch, caller, job, index) for index, job in enumerate(request.jobs)]
+    judged: dict[Request, AdmittedRequest] = {}
+    admitted = [_admit(batch, caller, job, index, judged) for index, job in enumerate(request.jobs)]
     payloads = _Payloads()
     jobs = [
         _new_job(batch, caller, wanted, verdict, payloads.of(wanted), size)
@@ -138,15 +139,23 @@ def _check_bytes(batch: Batch, caller: Principal, size: int) -> None:
         )
 
 
-def _admit(batch: Batch, caller: Principal, wanted: JobRequest, index: int) -> AdmittedRequest:
-    """The request as it will be placed; refusals say which of several jobs is meant."""
+def _admit(
+    batch: Batch,
+    caller: Principal,
+    wanted: JobRequest,
+    index: int,
+    judged: dict[Request, AdmittedRequest],
+) -> AdmittedRequest:
+    """The request as it will be placed; refusals say which of several jobs is meant.
+
+    `judged`: of the jobs before it. The same request is judged once.
+    """
     try:
         _check_nice(caller, wanted.nice)
-        return admission.admit(
-            request_of(batch, caller, wanted),
-            batch.state.inventory,
-            batch.state.policy,
-        )
+        request = request_of(batch, caller, wanted)
+        if request not in judged:
+            judged[request] = admission.admit(request, batch.state.inventory, batch.state.policy)
+        return judged[request]
     except GpuschedError as error:
         error.data.setdefault("path", f"jobs[{index}]")
         raise
