@@ -18,7 +18,7 @@ from benchmarks.private import filled, private
 from benchmarks.report import Report, options
 from gpusched_client import Client
 from gpusched_client.errors import TooLarge
-from gpusched_client.submission.request import job_request
+from gpusched_client.submission.request import Surroundings, job_request
 from gpusched_client.wire.submit_messages import JobRequest
 
 JOBS, QUEUED, SINGLES, RUNS = 10_000, 1_000, 200, 5
@@ -28,7 +28,7 @@ MIXED_HOST = "4x80G+4x24G"
 LIMITS = "[limits]\nqueued_jobs = 1_000_000\nqueued_jobs_all = 1_000_000\n"
 
 
-def wide(number: int) -> JobRequest:
+def wide(number: int, surroundings: Surroundings | None = None) -> JobRequest:
     """A job that waits for a GPU of 80 GiB; sizes and limits as mixed as people's, no two alike."""
     return job_request(
         ["true", str(number)],
@@ -36,7 +36,14 @@ def wide(number: int) -> JobRequest:
         output="/dev/null",
         vram=f"{40 + number % 37}G",
         time_limit=f"{1 + number % 31}h",
+        surroundings=surroundings,
     )
+
+
+def build(jobs: int) -> list[JobRequest]:
+    """So many jobs of one process."""
+    surroundings = Surroundings()
+    return [wide(number, surroundings) for number in range(jobs)]
 
 
 @dataclass
@@ -52,7 +59,7 @@ class InOneGo:
         """One round: how long the calls take."""
         place = self.place / str(len(self.build_ms))
         made: list[JobRequest] = []
-        self.build_ms.append(timed_ms(lambda: made.extend(map(wide, range(self.jobs)))))
+        self.build_ms.append(timed_ms(lambda: made.extend(build(self.jobs))))
         with private(place, "--simulate", MIXED_HOST, "--no-exec", config=LIMITS) as daemon:
             filled(daemon, "60G", gpus=4)
             with daemon.client(timeout_s=120.0) as client:

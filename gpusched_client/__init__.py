@@ -27,10 +27,12 @@ if TYPE_CHECKING:
     from gpusched_client.errors import Invalid as Invalid
     from gpusched_client.errors import LimitReached as LimitReached
     from gpusched_client.errors import NotFound as NotFound
+    from gpusched_client.errors import PartlySubmitted as PartlySubmitted
     from gpusched_client.errors import StillRunning as StillRunning
     from gpusched_client.errors import StorageError as StorageError
     from gpusched_client.errors import TooLarge as TooLarge
     from gpusched_client.errors import Unavailable as Unavailable
+    from gpusched_client.submission.request import Surroundings as Surroundings
     from gpusched_client.submission.request import job_request as job_request
     from gpusched_client.submission.submitted import SubmittedJob as SubmittedJob
     from gpusched_client.terms import JobState as JobState
@@ -41,12 +43,13 @@ __version__ = "0.1.0"
 _NAMES_IN = {
     "client": ("Client",),
     "submission.submitted": ("SubmittedJob",),
-    "submission.request": ("job_request",),
+    "submission.request": ("Surroundings", "job_request"),
     "wire.job_messages": ("JobView",),
     "terms": ("JobState",),
     "errors": (
         *("GpuschedError", "Conflict", "Denied", "Infeasible", "Internal", "Invalid"),
-        *("LimitReached", "NotFound", "StillRunning", "StorageError", "TooLarge", "Unavailable"),
+        *("LimitReached", "NotFound", "PartlySubmitted", "StillRunning", "StorageError"),
+        *("TooLarge", "Unavailable"),
     ),
 }
 _HOME_OF = {name: home for home, names in _NAMES_IN.items() for name in names}

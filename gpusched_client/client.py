@@ -18,11 +18,10 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Unpack, overload
 
 from gpusched_client.administration import Administration
-from gpusched_client.errors import GpuschedError, Invalid, StillRunning
+from gpusched_client.errors import GpuschedError, Invalid, PartlySubmitted, StillRunning
 from gpusched_client.terms import JobState, parse_states
 from gpusched_client.wire.limits import IDS_MAX, RESPONSE_JOBS_MAX, TIME_LIMIT_S_MAX
 from gpusched_client.wire.message import changed
@@ -68,7 +67,7 @@ class Client(Administration):
         timeout_s: float = REPLY_TIMEOUT_S,
         reconnect_s: float = RECONNECT_S,
     ) -> None:
-        path = None if socket_path is None else Path(socket_path)
+        path = None if socket_path is None else os.fspath(socket_path)
         reply_s, again_s = wait_s(timeout_s, "timeout_s"), wait_s(reconnect_s, "reconnect_s")
         super().__init__(
             Session(
@@ -138,17 +137,35 @@ class Client(Administration):
     def submit_many(
         self, jobs: Iterable[JobRequest], *, submission_id: str | None = None
     ) -> list[SubmittedJob]:
-        """Submit all of the jobs or none, at most SUBMIT_JOBS_MAX; the result is in their order."""
-        from gpusched_client.submission.submitted import SubmittedJob
-        from gpusched_client.wire.submit_messages import JobRequest, SubmitRequest
+        """Submit jobs; the result is in their order.
 
-        requests = tuple(jobs)
-        others = [n for n, job in enumerate(requests) if not isinstance(job, JobRequest)]
-        if others:
-            path = f"jobs[{others[0]}]"
-            problem = f"{path}: {requests[others[0]]!r} is no job; make it with job_request()"
-            raise Invalid(problem, {"path": path})
-        result = self.submit_request(SubmitRequest(requests, submission_id))
+        All of them or none, where one message holds them: 10,000 jobs, 1 MiB in all. More are sent
+        in parts, each all or none, and PartlySubmitted is raised where a later one is refused or
+        lost: the same call again, with its `submission_id`, completes them.
+        """
+        requests = _checked(jobs)
+        parts = _message_parts(requests)
+        if len(parts) == 1:
+            return self._submit_part(parts[0], submission_id)
+        whole_id = submission_id or new_submission_id()
+        submitted: list[SubmittedJob] = []
+        for number, part in enumerate(parts, start=1):
+            try:
+                submitted += self._submit_part(part, f"{whole_id}/{number}")
+            except GpuschedError as error:
+                if not submitted:
+                    raise
+                ids = [job.id for job in submitted]
+                raise PartlySubmitted(ids, len(requests), whole_id, error) from error
+        return submitted
+
+    def _submit_part(
+        self, jobs: Sequence[JobRequest], submission_id: str | None
+    ) -> list[SubmittedJob]:
+        from gpusched_client.submission.submitted import SubmittedJob
+        from gpusched_client.wire.submit_messages import SubmitRequest
+
+        result = self.submit_request(SubmitRequest(tuple(jobs), submission_id))
         limits: Sequence[int | None] = result.time_limits_s or (None,) * len(result.job_ids)
         return [
             SubmittedJob(job_id, limit_s, result.warnings)
@@ -340,6 +357,26 @@ class Client(Administration):
         from gpusched_client.wire.job_messages import TopRequest
 
         return self._session.call(TopRequest(job_id)).outcome
+
+
+def _checked(jobs: Iterable[JobRequest]) -> Sequence[JobRequest]:
+    from gpusched_client.wire.submit_messages import JobRequest
+
+    requests = tuple(jobs)
+    others = [n for n, job in enumerate(requests) if not isinstance(job, JobRequest)]
+    if others:
+        path = f"jobs[{others[0]}]"
+        problem = f"{path}: {requests[others[0]]!r} is no job; make it with job_request()"
+        raise Invalid(problem, {"path": path})
+    return requests
+
+
+def _message_parts(jobs: Sequence[JobRequest]) -> Sequence[Sequence[JobRequest]]:
+    if len(jobs) < 2:  # a single one is sent as it is: what refuses it knows why
+        return [jobs]
+    from gpusched_client.submission.parts import parts_of
+
+    return list(parts_of(jobs))
 
 
 def _users(named: Iterable[str] | None) -> tuple[str, ...] | None:

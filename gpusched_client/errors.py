@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 
@@ -85,6 +85,27 @@ class StillRunning(GpuschedError, TimeoutError):
     """`Client.wait` waited as long as it was told to. Never on the wire."""
 
     code, exit_status = "limit", 75
+
+
+class PartlySubmitted(GpuschedError):
+    """Of jobs that are more than one message holds, the first parts are submitted: `job_ids`.
+
+    The same call with this `submission_id` submits the others, and gives the ids of all. Its cause
+    says why they are not. Never on the wire.
+    """
+
+    code, exit_status = "limit", 75
+
+    def __init__(
+        self, job_ids: Sequence[int], jobs: int, submission_id: str, why: GpuschedError
+    ) -> None:
+        super().__init__(
+            f"{len(job_ids)} of {jobs} jobs are submitted, {job_ids[0]} to {job_ids[-1]}; not the "
+            f"others: {why.message} The same call again with submission_id={submission_id!r} "
+            "submits them.",
+            {**why.data, "job_ids": list(job_ids), "submission_id": submission_id},
+        )
+        self.job_ids, self.submission_id = tuple(job_ids), submission_id
 
 
 BY_CODE: dict[str, type[GpuschedError]] = {

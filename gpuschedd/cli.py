@@ -109,14 +109,14 @@ def cli(
         options = Options(
             is_system=system,
             launch=Launch(launch) if launch else Launch.PID1 if system else Launch.DIRECT,
-            socket=socket_path or paths.socket_path(system),
-            state_dir=(state_dir or paths.state_dir(system)).absolute(),
-            config=config_path or paths.config_path(system),
+            socket=socket_path or Path(paths.socket_path(system)),
+            state_dir=(state_dir or Path(paths.state_dir(system))).absolute(),
+            config=config_path or Path(paths.config_path(system)),
             overrides=tuple(extra),
         )
     except paths.NoHome as error:
         _refuse(f"{error}: --socket, --state-dir and --config")
-    if private and options.socket == paths.socket_path(system):
+    if private and options.socket == Path(paths.socket_path(system)):
         click.echo(
             f"gpuschedd: clients take the system's daemon where there is one; for this one "
             f"export {paths.SOCKET_ENV}={options.socket}",
@@ -162,14 +162,15 @@ def check_config(context: click.Context, system: bool, file: Path | None) -> Non
     for named in (file, daemon["config_path"]):
         if named is not None:
             _check_is_there(named)
+    systems = Path(paths.SYSTEM_CONFIG)
     try:
-        own = paths.config_path(system)
+        own = Path(paths.config_path(system))
     except paths.NoHome:
-        own = paths.SYSTEM_CONFIG
+        own = systems
     path = file or daemon["config_path"] or own
     found = [path]
-    if path == own and not path.exists() and paths.SYSTEM_CONFIG.exists():
-        found.append(paths.SYSTEM_CONFIG)
+    if path == own and not path.exists() and systems.exists():
+        found.append(systems)
     good = [_check_config(each, system, daemon["overrides"]) for each in found]
     sys.exit(0 if all(good) else EX_CONFIG)
 
@@ -182,7 +183,7 @@ def _check_is_there(path: Path) -> None:
 
 def _check_config(path: Path, system: bool, overrides: tuple[str, ...]) -> bool:
     """Say what is set, or what is wrong and how to mend it; whether it is good."""
-    is_system = system or path == paths.SYSTEM_CONFIG
+    is_system = system or path == Path(paths.SYSTEM_CONFIG)
     options = Options(is_system, Launch.DIRECT, Path(), Path(), path, overrides)
     try:
         found = read_config(options)

@@ -22,7 +22,7 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Options]:
         return 0
 
     monkeypatch.setattr(cli, "run", run)
-    monkeypatch.setattr(paths, "SYSTEM_SOCKET", tmp_path / "system.sock")
+    monkeypatch.setattr(paths, "SYSTEM_SOCKET", str(tmp_path / "system.sock"))
     for name in ("RUNTIME", "STATE", "CONFIG"):
         variable = f"XDG_{name}_{'DIR' if name == 'RUNTIME' else 'HOME'}"
         monkeypatch.setenv(variable, str(tmp_path / name.lower()))
@@ -37,10 +37,10 @@ def typed(*words: str) -> Result:
 def test_beside_the_system_s_daemon_one_s_own_has_to_be_asked_for(started: list[Options]) -> None:
     """Clients ask the system's: who forgot about his own would go on submitting to a toy."""
     assert typed().exit_code == 0
-    paths.SYSTEM_SOCKET.touch()
+    Path(paths.SYSTEM_SOCKET).touch()
     refused = typed("--simulate", "4x24G")
     assert refused.exit_code == 78
-    assert str(paths.SYSTEM_SOCKET) in refused.output
+    assert paths.SYSTEM_SOCKET in refused.output
     assert "--private" in refused.output
     assert len(started) == 1
     said = typed("--private")

@@ -67,14 +67,6 @@ def asked_by(options: dict[str, Any]) -> dict[str, Any]:
     return asked
 
 
-def flag_given(row: JobOption, options: dict[str, Any]) -> str:
-    """The option that a message about this row's value names."""
-    form = row.other_form
-    if form is not None and options.get(form.keyword) is not None:
-        return form.flag
-    return row.longest_flag
-
-
 def _other_form(form: OtherForm) -> Callable[[F], F]:
     kind = Amount(form.metavar.lower(), form.parse)
     return click.option(form.flag, form.keyword, type=kind, metavar=form.metavar, help=form.help)

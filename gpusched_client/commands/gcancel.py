@@ -6,15 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpusched_client.commands.common import (
-    CONTEXT_SETTINGS,
-    VERSION,
-    Command,
-    note_done,
-    own_uid,
-    print_err,
-    tell_who_answered,
-)
+from gpusched_client.commands.answering import own_uid
+from gpusched_client.commands.cancelling import cancel
+from gpusched_client.commands.common import CONTEXT_SETTINGS, VERSION, Command
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,18 +41,12 @@ def cli(words: tuple[str, ...], **options: Any) -> int:
     if options["user"] is not None and not options["user"].strip():
         raise click.UsageError(f"-u {options['user']!r} names no user; `me` is you.")
     signal = None if options["signal"] is None else _signal_number(options["signal"])
-    from gpusched_client.client import Client
-
-    with Client() as client:
-        ids = _chosen_ids(client, words, filters, options)
-        tell_who_answered("gcancel", client)
-        outcomes = client.cancel(ids, signal=signal, reason=options["reason"]) if ids else ()
-        note_done("what was asked is done")
-    from gpusched_client.commands.report import report
-
-    if not outcomes and not options["as_json"]:
-        print_err("gcancel: no job matches")
-    return report("gcancel", outcomes, options["as_json"])
+    return cancel(
+        lambda client: _chosen_ids(client, words, filters, options),
+        signal=signal,
+        reason=options["reason"],
+        as_json=options["as_json"],
+    )
 
 
 def _signal_number(text: str) -> int:

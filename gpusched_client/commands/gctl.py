@@ -8,17 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpusched_client.commands.click_options import change_option
-from gpusched_client.commands.common import (
-    CONTEXT_SETTINGS,
-    VERSION,
-    Group,
+from gpusched_client.commands.answering import (
     note_done,
     print_err,
     print_out,
     tell_who_answered,
     terminal_width,
 )
+from gpusched_client.commands.click_options import change_option
+from gpusched_client.commands.common import CONTEXT_SETTINGS, VERSION, Group
 from gpusched_client.errors import Conflict, Denied, GpuschedError, NotFound
 
 if TYPE_CHECKING:

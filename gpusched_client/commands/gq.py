@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpusched_client.commands.common import (
-    CONTEXT_SETTINGS,
-    VERSION,
-    Command,
-    IntRange,
-    own_uid,
-    print_err,
-    print_out,
-    tell_who_answered,
-    terminal_width,
+from gpusched_client.commands.answering import own_uid, print_err, print_out, terminal_width
+from gpusched_client.commands.common import CONTEXT_SETTINGS, VERSION, Command, IntRange
+from gpusched_client.commands.listing import (
+    show_and_tell,
+    show_jobs,
+    show_list,
+    show_status,
+    view,
 )
-from gpusched_client.errors import GpuschedError, NotFound
+from gpusched_client.errors import NotFound
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from gpusched_client.client import Client
-    from gpusched_client.output.job import View
     from gpusched_client.wire.job_messages import JobView
-
-RECENT_S = 600  # ended jobs stay visible for so long
-SHOWN_MAX = 50
 
 
 @click.command(
@@ -67,19 +60,12 @@ def cli(words: tuple[str, ...], **options: Any) -> int:
 
     with Client() as client:
         if options["status"] is not None:
-            _status(client, options)
+            show_status(client, _one_id(client, options, "status"), as_json=options["as_json"])
             return 0
         if options["why"] is not None:
             _why(client, options)
             return 0
-        try:
-            _show_asked(client, words, options)
-        except NotFound:  # it may be another daemon's
-            with suppress(GpuschedError):  # that error is the one to tell
-                tell_who_answered("gq", client)
-            raise
-        with suppress(GpuschedError):  # what was asked is shown
-            tell_who_answered("gq", client)
+        show_and_tell(client, lambda: _show_asked(client, words, options))
     return 0
 
 
@@ -91,7 +77,13 @@ def _show_asked(client: Client, words: Sequence[str], options: dict[str, Any]) -
     elif words:
         _named(client, words, options)
     else:
-        _listing(client, options)
+        show_list(
+            client,
+            _filters(options),
+            options["limit"],
+            columns=_columns(options),
+            as_json=options["as_json"],
+        )
 
 
 def _check(words: Sequence[str], options: dict[str, Any]) -> None:
@@ -106,16 +98,6 @@ def _check(words: Sequence[str], options: dict[str, Any]) -> None:
         raise click.UsageError(f"-u {options['user']!r} names no user; leave it out for all.")
     if options["me"] and options["user"]:
         raise click.UsageError("--me and -u exclude each other.")
-
-
-def _view() -> View:
-    import os
-    import time
-
-    from gpusched_client.output.job import View
-
-    host = os.uname().nodename
-    return View(now_s=time.time(), uid=own_uid(), width=terminal_width(), host=host)
 
 
 def _gpus(client: Client, options: dict[str, Any]) -> None:
@@ -147,18 +129,6 @@ def _ids(client: Client, words: Iterable[str]) -> tuple[int, ...]:
     return named_ids(client, words)
 
 
-def _status(client: Client, options: dict[str, Any]) -> None:
-    from gpusched_client.output.text import status_word
-
-    word = status_word(client.job(_one_id(client, options, "status")))
-    if options["as_json"]:
-        from gpusched_client.output.json import json_text
-
-        print_out(json_text({"status": word}))
-    else:
-        print_out(f"{word}\n")
-
-
 def _why(client: Client, options: dict[str, Any]) -> None:
     from functools import partial
 
@@ -167,7 +137,7 @@ def _why(client: Client, options: dict[str, Any]) -> None:
     from gpusched_client.output.why import why_text
 
     why = client.why(_one_id(client, options, "why"))
-    clock = partial(time_text, now_s=_view().now_s, exact=True)
+    clock = partial(time_text, now_s=view().now_s, exact=True)
     print_out(json_text(why) if options["as_json"] else why_text(why, clock))
 
 
@@ -189,7 +159,7 @@ def _named(client: Client, words: Sequence[str], options: dict[str, Any]) -> Non
         job = client.job(ids[0])
         # With all about it, and in the one shape of every list of jobs.
         as_json = options["as_json"]
-        print_out(json_text({"jobs": [job], "total": 1}) if as_json else job_detail(job, _view()))
+        print_out(json_text({"jobs": [job], "total": 1}) if as_json else job_detail(job, view()))
         return
     from gpusched_client.output.outcomes import ranges_text
     from gpusched_client.wire.limits import IDS_MAX
@@ -197,49 +167,15 @@ def _named(client: Client, words: Sequence[str], options: dict[str, Any]) -> Non
     jobs: list[JobView] = []
     for start in range(0, len(ids), IDS_MAX):
         jobs += client.jobs(ids[start : start + IDS_MAX]).jobs
-    _show(sorted(jobs, key=lambda job: job.job_id), len(jobs), options)
+    show_jobs(
+        sorted(jobs, key=lambda job: job.job_id),
+        len(jobs),
+        columns=_columns(options),
+        as_json=options["as_json"],
+    )
     missing = set(ids) - {job.job_id for job in jobs}
     if missing:
         raise NotFound(f"no such job: {ranges_text(sorted(missing))}")
-
-
-def _listing(client: Client, options: dict[str, Any]) -> None:
-    from gpusched_client.wire.limits import RESPONSE_JOBS_MAX
-
-    limit = options["limit"] or (1000 if options["as_json"] else SHOWN_MAX)
-    filters = _filters(options)
-    # Jobs whose states are asked for by name are shown however old they are.
-    recent_s = RECENT_S if filters["states"] is None else None
-    has_head = all(state.is_live for state in filters["states"] or ())
-    # Of those that ended, the newest ends are shown: they are found among the newest jobs.
-    asked = limit if has_head else RESPONSE_JOBS_MAX
-    result = client.jobs(ended_within_s=recent_s, **filters, limit=asked)
-    jobs = sorted(result.jobs, key=_listing_order)
-    if result.total > len(jobs) and has_head:
-        jobs = _head_of_long_list(client, filters, limit)
-    _show(_first_of(jobs, limit), result.total, options)
-    if not jobs:
-        _warn_of_unknown(filters["users"] or ())
-
-
-def _warn_of_unknown(users: Iterable[str]) -> None:
-    """An empty list may come from a typo; a user without an account may still have jobs here."""
-    import pwd
-
-    for user in users:
-        if not user.isdecimal():
-            try:
-                pwd.getpwnam(user)
-            except KeyError:
-                print_err(f"gq: no user is named {user!r} here")
-
-
-def _first_of(jobs: Sequence[JobView], limit: int) -> Sequence[JobView]:
-    """The first live jobs and, where there is room for more, the newest of those that ended."""
-    live = [job for job in jobs if job.state.is_live]
-    ended = jobs[len(live) :]
-    room = max(0, limit - len(live))
-    return [*live[:limit], *ended[max(0, len(ended) - room) :]]
 
 
 def _filters(options: dict[str, Any]) -> dict[str, Any]:
@@ -255,51 +191,6 @@ def _filters(options: dict[str, Any]) -> dict[str, Any]:
     return {"users": users, "states": states, "name": options["name"]}
 
 
-def _head_of_long_list(client: Client, filters: dict[str, Any], limit: int) -> list[JobView]:
-    """Running jobs, the head of the queue, ended jobs: the newest of all would say little."""
-    from gpusched_client.terms import FINAL_STATES, JobState
-
-    states, of = filters["states"], {"users": filters["users"], "name": filters["name"]}
-    active = (JobState.RUNNING, JobState.COMPLETING, JobState.CONFIGURING)
-    wanted = [state for state in active if states is None or state in states]
-    jobs = list(client.jobs(**of, states=wanted).jobs) if wanted else []
-    if len(jobs) < limit and (states is None or JobState.PENDING in states):
-        jobs += client.queue(**of, limit=limit - len(jobs)).jobs
-    if len(jobs) < limit and states is None:
-        ended = [state for state in JobState if state in FINAL_STATES]
-        jobs += client.jobs(
-            **of, states=ended, ended_within_s=RECENT_S, limit=limit - len(jobs)
-        ).jobs
-    return sorted(jobs, key=_listing_order)
-
-
-_RANK = {"RUNNING": 0, "COMPLETING": 0, "CONFIGURING": 0, "PENDING": 1}
-
-
-def _listing_order(job: JobView) -> tuple[int, float, int]:
-    """Running first, then the queue in its order, then what has ended, newest end last."""
-    rank = _RANK.get(job.state.value, 2)
-    place = float("inf") if job.queue_position is None else job.queue_position
-    if rank == 0:
-        place = 0
-    if rank == 2:
-        place = job.ended_at_s or 0
-    return rank, place, job.job_id
-
-
-def _show(jobs: Sequence[JobView], total: int, options: dict[str, Any]) -> None:
-    if options["as_json"]:
-        from gpusched_client.output.json import json_text
-
-        print_out(json_text({"jobs": jobs, "total": total}))
-        return
-    from gpusched_client.output.job import jobs_table
-
-    print_out(jobs_table(jobs, _view(), _columns(options["columns"])))
-    if len(jobs) < total:
-        print_err(f"showing {len(jobs)} of {total}")
-
-
 # squeue's format letters, which many people know by heart
 _LETTERS = {
     "i": "JOBID", "A": "JOBID", "j": "NAME", "u": "USER", "t": "ST", "T": "STATE", "M": "ELAPSED",
@@ -308,12 +199,13 @@ _LETTERS = {
 }  # fmt: skip
 
 
-def _columns(text: str | None) -> Sequence[str]:
+def _columns(options: dict[str, Any]) -> Sequence[str] | None:
     """Columns by name, separated by commas or spaces, or by squeue's letters ("%i %j %t")."""
-    from gpusched_client.output.job import COLUMNS, DEFAULT_COLUMNS
+    text = options["columns"]
+    if text is None or options["as_json"]:
+        return None
+    from gpusched_client.output.job import COLUMNS
 
-    if text is None:
-        return DEFAULT_COLUMNS
     columns = []
     for word in text.replace(",", " ").split():
         name = _LETTERS.get(word.lstrip("%.0123456789")) if word.startswith("%") else word.upper()

@@ -1,4 +1,4 @@
-"""gsub: submit one job. Parse, one call, render, exit; with --wait a second call."""
+"""gsub: submit one job. Takes its words and those in scripts apart; submitting.py does the rest."""
 
 from __future__ import annotations
 
@@ -7,30 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpusched_client.commands.click_options import asked_by, flag_given, submit_options
-from gpusched_client.commands.common import (
-    CONTEXT_SETTINGS,
-    EXIT_INTERRUPTED,
-    VERSION,
-    Command,
-    note_done,
-    print_err,
-    print_out,
-    tell_who_answered,
-)
+from gpusched_client.commands.answering import print_err
+from gpusched_client.commands.click_options import asked_by, submit_options
+from gpusched_client.commands.common import CONTEXT_SETTINGS, VERSION, Command
+from gpusched_client.commands.submitting import dry_run, request_of, submit
 from gpusched_client.errors import Invalid
-from gpusched_client.wire.job_options import OPTIONS, Section, describe_request
+from gpusched_client.wire.job_options import Section
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from gpusched_client.client import Client
     from gpusched_client.submission.script import Script
     from gpusched_client.submission.slurm import Given
-    from gpusched_client.wire.job_messages import JobView
-    from gpusched_client.wire.submit_messages import JobRequest, SubmitResult
-
-_WAIT_RECONNECT_S = 600.0
 
 _NOT_IN_SCRIPTS = {
     "line": "-c",
@@ -134,8 +122,9 @@ def cli(ctx: click.Context, /, **options: Any) -> int:
     script = _script(options)
     if script is not None or ctx.meta["gsub.slurm"]:
         options = _with_script_options(ctx, script, options)
-    request = _request(script, options)
-    return _dry_run(request, options) if options["dry_run"] else _submit(request, options)
+    _warn_of_misplaced(script, options)
+    request = request_of(script, options, asked_by(options))
+    return dry_run(request, options) if options["dry_run"] else submit(request, options)
 
 
 # ----------------------------------------------------------------------------------- request
@@ -238,36 +227,10 @@ def _ignored(given: Sequence[Given]) -> str:
     return f"{prefix}ignored, because they have no meaning here: {', '.join(names)}"
 
 
-def _request(script: Script | None, options: dict[str, Any]) -> JobRequest:
-    from gpusched_client.submission.request import job_request
-    from gpusched_client.terms import legal_name
-
-    words = list(options["words"])
-    command: dict[str, Any] = {"argv": words}
-    name = options["name"]
-    if options["line"] is not None:
-        command = {"shell": options["line"]}
-    elif script is not None:
-        source = options["script_file"] or words.pop(0)
-        name = name or ("script" if source == "-" else legal_name(source))
-        if script.is_captured:
-            path = script.path
-            command = {"script": script.content, "script_path": path, "args": words}
-        else:
-            command = {"argv": [*script.place_command, *words]}
-        for warning in _misplaced(words):
+def _warn_of_misplaced(script: Script | None, options: dict[str, Any]) -> None:
+    if script is not None:
+        for warning in _misplaced(options["words"][options["script_file"] is None :]):
             print_err(f"gsub: {warning}")
-    else:
-        from gpusched_client.submission.script import unread
-
-        for warning in unread(words):
-            print_err(f"gsub: {warning}")
-    asked = asked_by(options)
-    check = not options["no_check"]
-    try:
-        return job_request(**command, cwd=options["chdir"], check=check, **{**asked, "name": name})
-    except Invalid as error:
-        raise _in_our_words(error, options) from error
 
 
 def _misplaced(words: Sequence[str]) -> Iterator[str]:
@@ -293,134 +256,6 @@ def _is_slurms(name: str) -> bool:
 
     option = BY_NAME.get(name)
     return option is not None and option.fate is not Fate.HARMLESS
-
-
-def _in_our_words(error: Invalid, options: dict[str, Any]) -> Invalid:
-    """The same with the names of our options instead of the wire's fields."""
-    path = str(error.data.get("path", ""))
-    if not error.message.startswith(f"{path}: "):
-        return error
-    row = next((row for row in OPTIONS.values() if row.keyword == path), None)
-    name = path if row is None else flag_given(row, options)
-    text = error.message.removeprefix(f"{path}: ")
-    if row is not None and not options["gpus"] and "0 GPUs" in text:
-        return Invalid(f"{name} needs a GPU; -g is 0", error.data)
-    return Invalid(text if path.startswith("argv") else f"{name}: {text}", error.data)
-
-
-# ------------------------------------------------------------------------------------- calls
-
-
-def _dry_run(request: JobRequest, options: dict[str, Any]) -> int:
-    from gpusched_client.client import Client
-    from gpusched_client.output.json import json_text
-    from gpusched_client.terms import printable
-    from gpusched_client.wire.submit_messages import SubmitRequest
-
-    with Client() as client:
-        tell_who_answered("gsub", client)
-        _warn_of_shared_logs(request, client)
-        result = client.submit_request(SubmitRequest((request,), dry_run=True))
-    _warn(result)
-    if options["as_json"]:
-        print_out(json_text({"would_start": result.would_start, "reasons": result.reasons}))
-        return 0
-    limit_s = result.time_limits_s[0] if result.time_limits_s else None
-    print_out(f"Understood: {printable(describe_request(request, limit_s))}\n")
-    _hint(result)
-    for text in filter(None, result.would_start):
-        print_out(f"Would start now on {printable(text)}\n")
-    for text in filter(None, result.reasons):
-        print_out(f"Would wait: {printable(text)}\n")
-    return 0
-
-
-def _submit(request: JobRequest, options: dict[str, Any]) -> int:
-    from gpusched_client.client import Client
-    from gpusched_client.wire.submit_messages import SubmitRequest
-
-    with Client(reconnect_s=_WAIT_RECONNECT_S if options["wait"] else 30.0) as client:
-        tell_who_answered("gsub", client)
-        _warn_of_shared_logs(request, client)
-        try:
-            result = client.submit_request(SubmitRequest((request,)))
-        except KeyboardInterrupt:
-            print_err(
-                "gsub: interrupted while submitting; `gq --me` shows whether the job is there"
-            )
-            return EXIT_INTERRUPTED
-        job_id = result.job_ids[0]
-        note_done(f"job {job_id} is submitted")
-        _warn(result)
-        if not (options["wait"] and options["as_json"]):
-            _print_submitted(request, result, options)
-        return _wait(client, job_id, options) if options["wait"] else 0
-
-
-def _warn_of_shared_logs(request: JobRequest, client: Client) -> None:
-    for warning in client.shared_logs(request):
-        print_err(f"gsub: {warning}")
-
-
-def _warn(result: SubmitResult) -> None:
-    for warning in result.warnings:
-        print_err(f"gsub: {warning}")
-
-
-def _hint(result: SubmitResult) -> None:
-    from gpusched_client.terms import printable
-
-    for hint in result.hints:
-        print_err(f"gsub: {printable(hint)}")
-
-
-def _print_submitted(request: JobRequest, result: SubmitResult, options: dict[str, Any]) -> None:
-    job_id = result.job_ids[0]
-    if options["parsable"]:
-        print_out(f"{job_id}\n")
-        return
-    limit_s = result.time_limits_s[0] if result.time_limits_s else None
-    if options["as_json"]:
-        from gpusched_client.output.json import json_text
-
-        print_out(json_text({"job_id": job_id, "time_limit_s": limit_s, "name": request.name}))
-    else:
-        from gpusched_client.terms import printable
-
-        print_out(f"Submitted job {job_id}: {printable(describe_request(request, limit_s))}\n")
-        _hint(result)
-
-
-def _wait(client: Client, job_id: int, options: dict[str, Any]) -> int:
-    """Wait for the job's end and give its status; an interrupt leaves the job alone."""
-    from gpusched_client.commands.report import exit_status
-    from gpusched_client.errors import Unavailable
-    from gpusched_client.output.json import json_text
-
-    sys.stdout.flush()
-    try:
-        job = client.wait(job_id)
-    except KeyboardInterrupt:
-        print_err(f"gsub: job {job_id} goes on; `gq {job_id}` shows it, `gcancel {job_id}` ends it")
-        return EXIT_INTERRUPTED
-    except Unavailable as error:
-        raise Unavailable(f"job {job_id} is submitted, but {error.message}") from error
-    if options["as_json"]:
-        print_out(json_text(job))
-    _print_ended(job)
-    return exit_status(job)
-
-
-def _print_ended(job: JobView) -> None:
-    import time
-
-    from gpusched_client.output.text import gpu_or_reason
-    from gpusched_client.terms import JobState
-
-    if job.state is not JobState.COMPLETED:
-        print_err(f"gsub: job {job.job_id} is {job.state}: {gpu_or_reason(job, time.time())}")
-    elif job.cause_detail:  # what it left behind, or what its output shows
-        print_err(f"gsub: job {job.job_id}: {job.cause_detail}")
 
 
 if __name__ == "__main__":

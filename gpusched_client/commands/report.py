@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpusched_client.commands.common import print_err, print_out
+from gpusched_client.commands.answering import print_err, print_out
 from gpusched_client.errors import BY_CODE, Internal
 from gpusched_client.terms import JobState, printable
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from gpusched_client.commands.common import own_uid
+from gpusched_client.commands.answering import own_uid
 from gpusched_client.errors import Invalid, NotFound
 from gpusched_client.terms import JobState
 from gpusched_client.wire.limits import IDS_MAX, RESPONSE_JOBS_MAX

@@ -7,23 +7,57 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
-from typing import Unpack
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar, Unpack
 
 from gpusched_client.errors import GpuschedError, Invalid, TooLarge
 from gpusched_client.terms import legal_name, unknown_marks
 from gpusched_client.wire.job_options import OPTIONS, JobKeywords, fields_of
 from gpusched_client.wire.limits import RLIMIT_NAMES
-from gpusched_client.wire.message import changed
-from gpusched_client.wire.submit_messages import JobRequest
+from gpusched_client.wire.message import changed, read_fields, specs_of
+from gpusched_client.wire.submit_messages import JobRequest, job_over_common
 
+R = TypeVar("R")
 Word = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 """One argument or path; text becomes bytes as os.fsencode does it."""
 
 _PYTHON = rb"(?:.*/)?python[\d.]*"
+_DEFAULTS = {name: spec.default for name, spec in specs_of(JobRequest).items()}
 # What Python makes of LC_CTYPE at its start in the C locale (PEP 538), and says so to nobody.
 _COERCED_LOCALES = frozenset({b"C.UTF-8", b"C.utf8", b"UTF-8"})
 _C_LOCALES = frozenset({b"", b"C", b"POSIX"})
+
+
+class Surroundings:
+    """What each job takes along from this process: directory, environment, umask and limits.
+
+    They are read when this is made, and checked, so that thousands of jobs can share them.
+    """
+
+    def __init__(
+        self, environment: Mapping[str, str] | Mapping[bytes, bytes] | None = None
+    ) -> None:
+        taken = {
+            "environment": _environment(environment),
+            "umask": current_umask(),
+            "rlimits": current_rlimits(),
+            "niceness": current_niceness(),
+            "affinity": current_affinity(),
+        }
+        self.fields = _read(lambda: read_fields(JobRequest, taken, "job"))
+        self._cwd: bytes | None = None
+
+    @property
+    def environment(self) -> Mapping[bytes, bytes]:
+        """The environment."""
+        environment: Mapping[bytes, bytes] = self.fields["environment"]
+        return environment
+
+    def directory(self) -> bytes:
+        """Where this process is, as of the first time that it is asked. Raises Invalid."""
+        if self._cwd is None:
+            self._cwd = _directory(None, self.environment)
+        return self._cwd
 
 
 class SubmitKeywords(JobKeywords, total=False):
@@ -32,7 +66,8 @@ class SubmitKeywords(JobKeywords, total=False):
     One of `shell`, a line for /bin/sh, and `script`, a script's content with its `args`, where no
     argv is given; `script_path` is where it was. `cwd` and `environment` are this process's where
     they are not given. With `check` the job is looked up as it will be at its start: Invalid, with
-    the cure, where its command, directory or a place of its output is not there.
+    the cure, where its command, directory or a place of its output is not there. `surroundings` are
+    what thousands of jobs take along, read once: Surroundings(); by default they are read anew.
     """
 
     shell: str | bytes | None
@@ -42,6 +77,7 @@ class SubmitKeywords(JobKeywords, total=False):
     cwd: Word | None
     environment: Mapping[str, str] | Mapping[bytes, bytes] | None
     check: bool
+    surroundings: Surroundings | None
 
 
 def job_request(
@@ -63,38 +99,42 @@ def job_request(
     args, cwd = keywords.pop("args", ()), keywords.pop("cwd", None)
     words = None if argv is None else _words(argv, "argv")
     line = None if shell is None else _octets(shell, "shell")
-    environment = _environment(keywords.pop("environment", None))
+    around, environment = keywords.pop("surroundings", None), keywords.pop("environment", None)
+    if around is None or environment is not None:
+        around = Surroundings(environment)
     is_checked = keywords.pop("check", False)
     options = fields_of(keywords)
     _check_needs_gpus(keywords)
     options["name"] = options.get("name") or default_name(words, line)
     for name in ("output", "error"):
-        options[name] = _log_pattern(name, options.get(name), environment)
-    request = JobRequest(
-        cwd=_directory(cwd, environment),
-        environment=environment,
-        argv=words,
-        script=script.encode() if isinstance(script, str) else script,
-        script_path=None if script_path is None else _place(script_path, "script_path"),
-        args=_words(args, "args"),
-        shell=line,
-        umask=current_umask(),
-        rlimits=current_rlimits(),
-        niceness=current_niceness(),
-        affinity=current_affinity(),
+        options[name] = _log_pattern(name, options.get(name), around.environment)
+    asked = {
+        "cwd": around.directory() if cwd is None else _directory(cwd, around.environment),
+        "argv": words,
+        "script": script.encode() if isinstance(script, str) else script,
+        "script_path": None if script_path is None else _place(script_path, "script_path"),
+        "args": _words(args, "args"),
+        "shell": line,
         **options,
-    )
-    # Read back what was built, so that a mistake is found here and with the field's name.
-    try:
-        request = JobRequest.from_wire(_with_module_path(request).to_wire(), "job")
-    except (Invalid, TooLarge) as error:
-        raise _by_keyword(error) from None
+    }
+    own = {name: value for name, value in asked.items() if value != _DEFAULTS[name]}
+    # Read as the daemon will, so that a mistake is found here and with the field's name.
+    request = _read(lambda: job_over_common(around.fields, own, "job"))
+    request = _with_module_path(request)
     if not is_checked:
         return request
     from gpusched_client.submission.checks import check_request
 
     check_request(request)
     return changed(request, checked=True)
+
+
+def _read(read: Callable[[], R]) -> R:
+    """What is read; a refusal has the caller's name of the value."""
+    try:
+        return read()
+    except (Invalid, TooLarge) as error:
+        raise _by_keyword(error) from None
 
 
 def _by_keyword(error: GpuschedError) -> GpuschedError:
@@ -214,7 +254,8 @@ def _with_module_path(request: JobRequest) -> JobRequest:
     beside = os.path.dirname(request.script_path)
     others = request.environment.get(b"PYTHONPATH")
     path = beside + b":" + others if others else beside
-    return changed(request, environment={**request.environment, b"PYTHONPATH": path})
+    longer = {**request.environment, b"PYTHONPATH": path}
+    return _read(lambda: JobRequest.from_wire({**request.to_wire(), "environment": longer}, "job"))
 
 
 def default_name(argv: Sequence[Word] | None, shell: str | bytes | None) -> str:

@@ -8,10 +8,10 @@ REQUEST_BYTES_MAX = 2**20  # one request
 PAYLOAD_BYTES_MAX = 768 * 1024  # argv, environment and script of one job
 SUBMIT_PAYLOAD_BYTES_MAX = 64 * 2**20  # the same over all jobs, `common` counted for each of them
 NESTING_MAX = 64  # levels of arrays and maps, the outermost counted
-CONTAINERS_MAX = 20_000  # arrays and maps in one request
+CONTAINERS_MAX = 30_000  # arrays and maps in one request
 RESPONSE_JOBS_MAX = 1_000  # jobs in one response; ask for the next page
 BACKUP_PIECE_BYTES = 512 * 1024  # of the copy in one response of `backup`
-SUBMIT_JOBS_MAX = 1_000
+SUBMIT_JOBS_MAX = 10_000  # all or none of them; a client sends more in parts
 IDS_MAX = 1_000  # jobs that one request may name
 USERS_MAX = 100  # users that one request may name
 

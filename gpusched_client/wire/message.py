@@ -12,7 +12,7 @@ each start of a command, and the module with what it imports 8 where nothing els
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar, cast, dataclass_transform
@@ -136,13 +136,7 @@ class Message:
 
     def to_wire(self) -> dict[str, Any]:
         """The map to send. Requests leave out what is at its default."""
-        wire_map: dict[str, Any] = {}
-        for spec in specs_of(type(self)).values():
-            value = getattr(self, spec.name)
-            if spec.is_omitted and value == spec.default:
-                continue
-            wire_map[spec.name] = value if type(value) in _SCALARS else written(value)
-        return wire_map
+        return written_fields(self, specs_of(type(self)).values())
 
 
 M = TypeVar("M", bound=Message)
@@ -219,6 +213,17 @@ def written(value: Any) -> Any:
     if isinstance(value, Enum):
         return value.value
     return value
+
+
+def written_fields(of: Message, specs: Iterable[FieldSpec]) -> dict[str, Any]:
+    """The map to send of some fields. Those of requests are left out at their default."""
+    wire_map: dict[str, Any] = {}
+    for spec in specs:
+        value = getattr(of, spec.name)
+        if spec.is_omitted and value == spec.default:
+            continue
+        wire_map[spec.name] = value if type(value) in _SCALARS else written(value)
+    return wire_map
 
 
 class FieldSpec:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TypeVar
 
 from gpusched_client.errors import GpuschedError, Internal, Unavailable
@@ -26,7 +25,7 @@ class Session:
     The first connection of all is not waited for.
     """
 
-    def __init__(self, socket_path: Path | None, *, timeout_s: float, reconnect_s: float) -> None:
+    def __init__(self, socket_path: str | None, *, timeout_s: float, reconnect_s: float) -> None:
         self._given_path = socket_path
         self._timeout_s, self._reconnect_s = timeout_s, reconnect_s
         self._connection: Connection | None = None

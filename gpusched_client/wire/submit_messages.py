@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from gpusched_client.errors import Conflict, Denied, Infeasible, LimitReached, StorageError
@@ -36,6 +36,7 @@ from gpusched_client.wire.limits import (
 )
 from gpusched_client.wire.message import (
     NO_ITEMS,
+    FieldSpec,
     Message,
     Response,
     message,
@@ -43,7 +44,9 @@ from gpusched_client.wire.message import (
     part,
     read_fields,
     require_fields,
+    specs_of,
     wire,
+    written_fields,
 )
 from gpusched_client.wire.methods import Request, Right, Unread, method
 from gpusched_client.wire.values import ANY_TEXT, JOB_ID, TIME_LIMIT
@@ -79,13 +82,29 @@ _VARIABLES = map_of(
 )
 
 
-def _read_environment(value: object, path: str) -> dict[bytes, bytes]:
+class Environment(dict[bytes, bytes]):
+    """An environment that has been read. Thousands of jobs share one, so its size is kept."""
+
+    __slots__ = ("size",)
+
+    def __init__(self, entries: Mapping[bytes, bytes]) -> None:
+        super().__init__(entries)
+        self.size = _environment_bytes(entries)
+
+
+def _environment_bytes(environment: Mapping[bytes, bytes]) -> int:
+    """Its names and values, with one byte for the end of each."""
+    size = sum(map(len, environment)) + sum(map(len, environment.values()))
+    return size + 2 * len(environment)
+
+
+def _read_environment(value: object, path: str) -> Environment:
     environment: dict[bytes, bytes] = _VARIABLES.read(value, path)
     for name, content in environment.items():
         if len(name) + 1 + len(content) > STRING_BYTES_MAX:
             here = f"{path}.{name.decode('utf-8', 'backslashreplace')}"
             refuse_large(here, len(name) + 1 + len(content), STRING_BYTES_MAX, "bytes as KEY=VALUE")
-    return environment
+    return Environment(environment)
 
 
 _ENVIRONMENT = Reader(
@@ -158,10 +177,9 @@ class JobRequest(JobOptions, JobProcess):
         if self.argv is not None and not self.argv[0]:
             refuse(f"{path}.argv[0]", "the command is empty", "name a command")
         self._check_gpus(path)
-        if self.payload_bytes > PAYLOAD_BYTES_MAX:
-            refuse_large(
-                path, self.payload_bytes, PAYLOAD_BYTES_MAX, "bytes of argv, environment and script"
-            )
+        size = self.payload_bytes
+        if size > PAYLOAD_BYTES_MAX:
+            refuse_large(path, size, PAYLOAD_BYTES_MAX, "bytes of argv, environment and script")
 
     def _check_gpus(self, path: str) -> None:
         if self.gpus:
@@ -176,8 +194,10 @@ class JobRequest(JobOptions, JobProcess):
         words = (*(self.argv or ()), *self.args)
         size = sum(map(len, words)) + len(words)
         size += len(self.script or b"") + len(self.shell or b"")
-        size += sum(map(len, self.environment)) + sum(map(len, self.environment.values()))
-        return size + 2 * len(self.environment)
+        environment = self.environment
+        if isinstance(environment, Environment):
+            return size + environment.size
+        return size + _environment_bytes(environment)
 
 
 _SUBMISSION_ID = text(128, r"[\x21-\x7e]{1,128}", "1 to 128 printable ASCII characters")
@@ -230,7 +250,7 @@ class SubmitRequest(Request[SubmitResult]):
         kept = read_fields(cls, outer, path)
 
         def read_job(item: object, here: str) -> JobRequest:
-            return _job_over_common(common, item, here)
+            return job_over_common(common, item, here)
 
         jobs = list_of(Reader(read_job, "job"), SUBMIT_JOBS_MAX, 1).read(raw_jobs, "jobs")
         payload_bytes = sum(job.payload_bytes for job in jobs)
@@ -239,18 +259,11 @@ class SubmitRequest(Request[SubmitResult]):
         return cls(jobs=jobs, **kept)
 
     def to_wire(self) -> dict[str, Any]:
-        """The map to send, with `common` where all jobs agree on a bulky field."""
-        jobs = [job.to_wire() for job in self.jobs]
+        """The map to send, with all fields in `common` that the jobs agree on."""
+        common, jobs = common_and_own(self.jobs)
         wire_map: dict[str, Any] = {"jobs": jobs}
         if len(jobs) > 1:
-            wire_map["common"] = {
-                name: jobs[0][name]
-                for name in ("environment", "cwd", "umask", "rlimits")
-                if name in jobs[0] and all(job.get(name) == jobs[0][name] for job in jobs)
-            }
-            for job in jobs:
-                for name in wire_map["common"]:
-                    del job[name]
+            wire_map["common"] = common
         if self.submission_id is not None:
             wire_map["submission_id"] = self.submission_id
         if self.dry_run:
@@ -258,7 +271,27 @@ class SubmitRequest(Request[SubmitResult]):
         return wire_map
 
 
-def _job_over_common(common: Mapping[str, Any], item: object, path: str) -> JobRequest:
+def common_and_own(
+    jobs: Sequence[JobRequest], shareable: Container[str] = specs_of(JobRequest)
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The fields that all jobs agree on as they travel, and what each has beside them.
+
+    Only `shareable` ones are shared. A single job shares nothing.
+    """
+    first, shared, own = jobs[0], list[FieldSpec](), list[FieldSpec]()
+    for name, spec in specs_of(JobRequest).items():
+        is_shared = len(jobs) > 1 and name in shareable and _agree(jobs, name)
+        (shared if is_shared else own).append(spec)
+    return written_fields(first, shared), [written_fields(job, own) for job in jobs]
+
+
+def _agree(jobs: Sequence[JobRequest], name: str) -> bool:
+    value = getattr(jobs[0], name)
+    return all((other := getattr(job, name)) is value or other == value for job in jobs)
+
+
+def job_over_common(common: Mapping[str, Any], item: object, path: str) -> JobRequest:
+    """One job of a submission: its own fields, read here, over common ones, read already."""
     own = read_fields(JobRequest, item, path)
     merged = {**common, **own}
     require_fields(JobRequest, merged, path)

@@ -11,7 +11,6 @@ import os
 import struct
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from gpusched_client import paths
@@ -109,7 +108,7 @@ class Connection:
 
     def _why_silent(self) -> str:
         """What a silent server may suffer from: PID 1 also listens for one that does not start."""
-        if self._sock.getpeername() == os.fspath(paths.SYSTEM_SOCKET):
+        if self._sock.getpeername() == paths.SYSTEM_SOCKET:
             return (
                 "the daemon is busy, stuck, or does not start; `systemctl status gpuschedd` tells "
                 "which"
@@ -124,13 +123,13 @@ def _left_s(deadline: float | None) -> float | None:
 # -------------------------------------------------------------------------------- connecting
 
 
-def connect(given: Path | None) -> Connection:
+def connect(given: str | None) -> Connection:
     """A connection to the first live socket whose server may be trusted.
 
     `given` None looks where all clients look. Raises Unavailable, Denied, Invalid.
     """
     candidates = paths.client_sockets() if given is None else [given]
-    refusals: list[tuple[Path, str]] = []
+    refusals: list[tuple[str, str]] = []
     for path in candidates:
         try:
             sock = _open(path)
@@ -148,14 +147,14 @@ def connect(given: Path | None) -> Connection:
             sock.close()
             raise
         return Connection(sock)
-    raise Unavailable(_nobody_there(refusals), {"paths": [str(path) for path, _ in refusals]})
+    raise Unavailable(_nobody_there(refusals), {"paths": [path for path, _ in refusals]})
 
 
-def _open(path: Path) -> socket.socket:
+def _open(path: str) -> socket.socket:
     """A connected socket. A full backlog is a busy daemon, so it waits for some seconds."""
     if len(os.fsencode(path)) > paths.SOCKET_PATH_BYTES_MAX:
         raise Invalid(
-            f"socket path {str(path)!r} is longer than {paths.SOCKET_PATH_BYTES_MAX} bytes; "
+            f"socket path {path!r} is longer than {paths.SOCKET_PATH_BYTES_MAX} bytes; "
             f"name a shorter one with {paths.SOCKET_ENV}"
         )
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
@@ -163,7 +162,7 @@ def _open(path: Path) -> socket.socket:
         # In the kernel, where who waits for room in a full backlog is woken when there is some.
         timeval = struct.pack("ll", BACKLOG_WAIT_S, 0)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
-        _connect(sock, os.fspath(path))
+        _connect(sock, path)
     except BaseException:
         sock.close()
         raise
@@ -183,7 +182,7 @@ def _connect(sock: socket.socket, path: str) -> None:
                 raise
 
 
-def _check_server(sock: socket.socket, path: Path) -> None:
+def _check_server(sock: socket.socket, path: str) -> None:
     """Refuse a server that is neither root nor this user: it would get our environment."""
     size = struct.calcsize("3i")
     credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
@@ -195,7 +194,7 @@ def _check_server(sock: socket.socket, path: Path) -> None:
         )
 
 
-def _may_be_hidden_root(uid: int, path: Path, uid_map: str | None = None) -> bool:
+def _may_be_hidden_root(uid: int, path: str, uid_map: str | None = None) -> bool:
     """Whether the server is the host's root, as a user namespace without root in its map shows it.
 
     Only at the system's own place, in a directory that is nobody's here and that we cannot change:
@@ -203,16 +202,18 @@ def _may_be_hidden_root(uid: int, path: Path, uid_map: str | None = None) -> boo
     """
     if uid != _OVERFLOW_UID or path != paths.SYSTEM_SOCKET:
         return False
-    mapped = Path("/proc/self/uid_map").read_text() if uid_map is None else uid_map
-    for line in mapped.splitlines():
+    if uid_map is None:
+        with open("/proc/self/uid_map") as file:
+            uid_map = file.read()
+    for line in uid_map.splitlines():
         first, count = map(int, line.split()[1:3])
         if first <= 0 < first + count:
             return False
-    place = path.parent
-    return place.stat().st_uid == _OVERFLOW_UID and not os.access(place, os.W_OK)
+    place = os.path.dirname(path)
+    return os.stat(place).st_uid == _OVERFLOW_UID and not os.access(place, os.W_OK)
 
 
-def _nobody_there(refusals: list[tuple[Path, str]]) -> str:
+def _nobody_there(refusals: list[tuple[str, str]]) -> str:
     tried = "; ".join(f"{path}: {why}" for path, why in refusals)
     if [path for path, _ in refusals] == [paths.SYSTEM_SOCKET] and os.path.lexists(
         paths.SYSTEM_SOCKET

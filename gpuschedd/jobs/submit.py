@@ -6,7 +6,7 @@ A refused submission leaves no trace. No I/O: everything needed is in the batch 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgpack
 
@@ -21,7 +21,12 @@ from gpusched_client.errors import (
 from gpusched_client.terms import EventKind
 from gpusched_client.units import bytes_text, format_duration
 from gpusched_client.wire.limits import limit_from_wire, limit_to_wire
-from gpusched_client.wire.submit_messages import JobRequest, SubmitRequest, SubmitResult
+from gpusched_client.wire.submit_messages import (
+    JobRequest,
+    SubmitRequest,
+    SubmitResult,
+    common_and_own,
+)
 from gpuschedd.core import admission
 from gpuschedd.core.job import Job
 from gpuschedd.core.length_key import length_key
@@ -38,17 +43,23 @@ from gpuschedd.store.records import Payload, Submission
 LIVE_REQUEST_BYTES_MAX = 2**30  # of one user's jobs that are not final, environments included
 
 
+#: What jobs share in what is digested, in its order. It stays: digests are kept for a week.
+_SHARED_IN_DIGESTS = ("environment", "cwd", "umask", "rlimits")
+
+
 def digest_of(request: SubmitRequest) -> bytes:
     """What a submission id stands for: the same jobs in the same order.
 
     A map has no order: a client that writes its request again may write the names in another.
     """
-    content = request.to_wire()
-    content.pop("submission_id", None)
-    for part in (content, content.get("common", {}), *content["jobs"]):
+    common, jobs = common_and_own(request.jobs, _SHARED_IN_DIGESTS)
+    for part in (common, *jobs):
         for name in ("environment", "rlimits"):
             if part.get(name):
                 part[name] = dict(sorted(part[name].items()))
+    content: dict[str, object] = {"jobs": jobs}
+    if len(jobs) > 1:
+        content["common"] = {name: common[name] for name in _SHARED_IN_DIGESTS if name in common}
     return hashlib.sha256(msgpack.packb(content, use_bin_type=True)).digest()
 
 
@@ -66,9 +77,11 @@ def submit(
     _check_room(batch, caller, len(request.jobs))
     sizes = [job.payload_bytes for job in request.jobs]
     _check_bytes(batch, caller, sum(sizes))
-    admitted = [_admit(batch, caller, job, index) for index, job in enumerate(request.jobs)]
+    judged: dict[Request, AdmittedRequest] = {}
+    admitted = [_admit(batch, caller, job, index, judged) for index, job in enumerate(request.jobs)]
+    payloads = _Payloads()
     jobs = [
-        _new_job(batch, caller, wanted, verdict, size)
+        _new_job(batch, caller, wanted, verdict, payloads.of(wanted), size)
         for wanted, verdict, size in zip(request.jobs, admitted, sizes, strict=True)
     ]
     ids = tuple(job.job_id for job in jobs)
@@ -126,15 +139,23 @@ def _check_bytes(batch: Batch, caller: Principal, size: int) -> None:
         )
 
 
-def _admit(batch: Batch, caller: Principal, wanted: JobRequest, index: int) -> AdmittedRequest:
-    """The request as it will be placed; refusals say which of several jobs is meant."""
+def _admit(
+    batch: Batch,
+    caller: Principal,
+    wanted: JobRequest,
+    index: int,
+    judged: dict[Request, AdmittedRequest],
+) -> AdmittedRequest:
+    """The request as it will be placed; refusals say which of several jobs is meant.
+
+    `judged`: of the jobs before it. The same request is judged once.
+    """
     try:
         _check_nice(caller, wanted.nice)
-        return admission.admit(
-            request_of(batch, caller, wanted),
-            batch.state.inventory,
-            batch.state.policy,
-        )
+        request = request_of(batch, caller, wanted)
+        if request not in judged:
+            judged[request] = admission.admit(request, batch.state.inventory, batch.state.policy)
+        return judged[request]
     except GpuschedError as error:
         error.data.setdefault("path", f"jobs[{index}]")
         raise
@@ -187,7 +208,12 @@ def _bounded(what: str, wanted: int | None, default: int | None, most: int | Non
 
 
 def _new_job(
-    batch: Batch, caller: Principal, wanted: JobRequest, admitted: AdmittedRequest, size: int
+    batch: Batch,
+    caller: Principal,
+    wanted: JobRequest,
+    admitted: AdmittedRequest,
+    payload: Payload,
+    size: int,
 ) -> Job:
     host = batch.state.config.jobs
     job = Job(
@@ -212,7 +238,7 @@ def _new_job(
         retries=wanted.retries,
         **gates.asked_of(wanted, gates.Now(batch.now_s, batch.wall_s)),
     )
-    batch.add(job, payload_of(wanted), size)
+    batch.add(job, payload, size)
     batch.emit(
         EventKind.JOB_SUBMITTED, job, gpus=job.request.gpus, vram_bytes=job.request.vram_bytes
     )
@@ -222,34 +248,61 @@ def _new_job(
 def _command_of(wanted: JobRequest) -> tuple[bytes, ...]:
     """What runs, in words; of a script where it lay, of one that came by a pipe nothing."""
     if wanted.script is None:
-        return payload_of(wanted).argv
+        return _argv_of(wanted)
     return () if wanted.script_path is None else (wanted.script_path,)
 
 
-def payload_of(wanted: JobRequest) -> Payload:
-    """The part of a request that only the launch needs."""
+def _argv_of(wanted: JobRequest) -> tuple[bytes, ...]:
+    """The words that are executed; of a script its arguments."""
     if wanted.shell is not None:
-        argv: tuple[bytes, ...] = (b"/bin/sh", b"-c", wanted.shell)
-    elif wanted.script is not None:
-        argv = wanted.args
-    else:
-        argv = wanted.argv or ()
-    return Payload(
-        argv=argv,
-        script=wanted.script,
-        cwd=wanted.cwd,
-        umask=wanted.umask,
-        rlimits=tuple(
-            (name, soft, hard) for name, (soft, hard) in sorted((wanted.rlimits or {}).items())
-        ),
-        output=wanted.output,
-        error=wanted.error,
-        environment=tuple(wanted.environment.items()),
-        niceness=wanted.niceness,
-        affinity=wanted.affinity or (),
-        script_path=wanted.script_path,
-        checked=wanted.checked,
-    )
+        return (b"/bin/sh", b"-c", wanted.shell)
+    return wanted.args if wanted.script is not None else wanted.argv or ()
+
+
+class _Payloads:
+    """What only the launch needs of the jobs of a submission.
+
+    Thousands of jobs whose environment and limits are one and the same share what is made of them.
+    """
+
+    def __init__(self) -> None:
+        self._environment: Mapping[bytes, bytes] | None = None
+        self._pairs: tuple[tuple[bytes, bytes], ...] = ()
+        self._rlimits: Mapping[str, tuple[int, int]] | None = None
+        self._limits: tuple[tuple[str, int, int], ...] = ()
+
+    def of(self, wanted: JobRequest) -> Payload:
+        if wanted.environment is not self._environment:
+            self._environment = wanted.environment
+            self._pairs = tuple(wanted.environment.items())
+        return Payload(
+            argv=_argv_of(wanted),
+            script=wanted.script,
+            cwd=wanted.cwd,
+            umask=wanted.umask,
+            rlimits=tuple(
+                [
+                    (name, soft, hard)
+                    for name, (soft, hard) in sorted((wanted.rlimits or {}).items())
+                ]
+            ),
+            output=wanted.output,
+            error=wanted.error,
+            environment=self._pairs,
+            niceness=wanted.niceness,
+            affinity=wanted.affinity or (),
+            script_path=wanted.script_path,
+            checked=wanted.checked,
+        )
+
+    def _limits_of(
+        self, rlimits: Mapping[str, tuple[int, int]] | None
+    ) -> tuple[tuple[str, int, int], ...]:
+        if rlimits is not self._rlimits:
+            self._rlimits = rlimits
+            entries = sorted((rlimits or {}).items())
+            self._limits = tuple([(name, soft, hard) for name, (soft, hard) in entries])
+        return self._limits
 
 
 def _notes(admitted: Sequence[AdmittedRequest]) -> tuple[str, ...]:

@@ -44,7 +44,7 @@ def selftest(context: click.Context, system: bool, user: str | None, as_json: bo
     system = system or bool(group.get("system"))
     socket: Path | None = group.get("socket_path")
     if socket is None and system and not os.environ.get(paths.SOCKET_ENV):
-        socket = paths.SYSTEM_SOCKET
+        socket = Path(paths.SYSTEM_SOCKET)
     if system and user is None:
         raise click.UsageError("--system needs --as USER, whose jobs the checks run as")
     if user is not None:

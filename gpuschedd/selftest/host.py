@@ -129,7 +129,7 @@ def why_some_are_left_out(status: StatusResult, proc: Path = Path("/proc")) -> s
     if any(word == "--gpus" or word.startswith(("--gpus=", "gpus=")) for word in words):
         return "the daemon's command line"
     named = [words[place + 1] for place, word in enumerate(words[:-1]) if word == "--config"]
-    config = Path(named[0]) if named else paths.config_path(status.mode == Mode.SYSTEM)
+    config = Path(named[0] if named else paths.config_path(status.mode == Mode.SYSTEM))
     try:
         if tomllib.loads(config.read_text()).get("gpus"):
             return f"`gpus` in {config}"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from operator import attrgetter
 from typing import Any
 
 from gpusched_client.terms import Cause, HoldKind, JobState
@@ -40,13 +41,11 @@ class Column:
     read: Callable[[Any], Any] | None = None
     later: bool = False
 
-    def value_of(self, job: Job) -> Any:
-        """As it is stored."""
-        record = {Home.JOB: job, Home.REQUEST: job.request, Home.CANCEL: job.cancel}.get(
-            self.home, job
-        )
-        value = None if record is None else getattr(record, self.field)
-        return value if value is None or self.write is None else self.write(value)
+    @property
+    def path(self) -> str:
+        """Where a job has the value."""
+        has_record = self.home in (Home.REQUEST, Home.CANCEL)
+        return f"{self.home.value}.{self.field}" if has_record else self.field
 
     def value_from(self, row: sqlite3.Row) -> Any:
         """As the record has it."""
@@ -68,6 +67,10 @@ def _cancelled(name: str, field: str) -> Column:
 
 def _is_enum(read: object) -> bool:
     return isinstance(read, type) and issubclass(read, Enum)
+
+
+def _written_signals(signals: tuple[tuple[int, int], ...]) -> str:
+    return json.dumps(signals) if signals else "[]"
 
 
 def _signals(text: str) -> tuple[tuple[int, int], ...]:
@@ -128,7 +131,7 @@ COLUMNS = (
     _asked("card_bytes"),
     _own("state", JobState),
     _own("cause", Cause),
-    Column("signals", Home.JOB, "signals", json.dumps, _signals),
+    Column("signals", Home.JOB, "signals", _written_signals, _signals),
     Column("final", Home.NONE, "is_final", int),
     _cancelled("cancel_uid", "by_uid"),
     _cancelled("cancel_by", "by"),
@@ -146,9 +149,26 @@ _LATER = frozenset(column.name for column in COLUMNS if column.later)
 _OF_CANCEL = tuple(column for column in COLUMNS if column.home is Home.CANCEL)
 
 
+# Taken apart once: thousands of rows are written in one go.
+_NAMES = tuple(column.name for column in COLUMNS)
+_ALWAYS = tuple(column for column in COLUMNS if column.home is not Home.CANCEL)
+_NAMES_ALWAYS = tuple(column.name for column in _ALWAYS)
+_values_always = attrgetter(*(column.path for column in _ALWAYS))
+_values_of_cancel = attrgetter(*(column.path for column in _OF_CANCEL))
+_NAMES_OF_CANCEL = tuple(column.name for column in _OF_CANCEL)
+_WRITTEN = tuple((column.name, column.write) for column in COLUMNS if column.write is not None)
+
+
 def job_values(job: Job) -> dict[str, Any]:
     """A job as a row, by the names of its columns."""
-    return {column.name: column.value_of(job) for column in COLUMNS}
+    values: dict[str, Any] = dict.fromkeys(_NAMES)
+    values.update(zip(_NAMES_ALWAYS, _values_always(job), strict=True))
+    if job.cancel is not None:
+        values.update(zip(_NAMES_OF_CANCEL, _values_of_cancel(job), strict=True))
+    for name, write in _WRITTEN:
+        if values[name] is not None:
+            values[name] = write(values[name])
+    return values
 
 
 def job_crc(values: Mapping[str, Any], grants: tuple[Grant, ...]) -> int:
@@ -158,17 +178,21 @@ def job_crc(values: Mapping[str, Any], grants: tuple[Grant, ...]) -> int:
     return crc([*summed, *sorted(held)])
 
 
-def write_row(db: sqlite3.Connection, job: Job) -> None:
-    """Insert or update it, the columns of its age aside."""
+_UPSERT = (
+    f"INSERT INTO job ({', '.join(_NAMES)}, crc) VALUES ({', '.join('?' * (len(_NAMES) + 1))})"
+    " ON CONFLICT (job_id) DO UPDATE SET "
+    + ", ".join(f"{name} = excluded.{name}" for name in (*_NAMES, "crc") if name != "job_id")
+)
+
+
+def write_rows(db: sqlite3.Connection, jobs: Iterable[Job]) -> None:
+    """Insert or update them, the columns of their age aside."""
+    db.executemany(_UPSERT, map(_row_of, jobs))
+
+
+def _row_of(job: Job) -> tuple[Any, ...]:
     values = job_values(job)
-    values["crc"] = job_crc(values, job.grants)
-    names = list(values)
-    updates = ", ".join(f"{name} = excluded.{name}" for name in names if name != "job_id")
-    db.execute(
-        f"INSERT INTO job ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
-        f" ON CONFLICT (job_id) DO UPDATE SET {updates}",
-        tuple(values.values()),
-    )
+    return (*values.values(), job_crc(values, job.grants))
 
 
 def job_from(row: sqlite3.Row, grants: Mapping[int, tuple[Grant, ...]]) -> Job:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from gpuschedd.core.job import Job
 from gpuschedd.core.lengths import KEPT_S
-from gpuschedd.store.columns import job_from, write_row
+from gpuschedd.store.columns import job_from, write_rows
 from gpuschedd.store.queries import grants_of
 
 REQUEST_BYTES_PER_UID_MAX = 64 * 2**20  # of final jobs
@@ -132,7 +132,7 @@ def _forget_request(db: sqlite3.Connection, job_id: int) -> None:
     job = job_from(row, grants_of(db, f"job.job_id = {int(job_id)}"))
     cancel = None if job.cancel is None else replace(job.cancel, reason=None)
     job = replace(job, length_key=None, whole_note=None, hold_detail=None, cause_detail=None)
-    write_row(db, replace(job, cancel=cancel, signals=(), environment=None))
+    write_rows(db, [replace(job, cancel=cancel, signals=(), environment=None)])
     db.execute("UPDATE attempt SET detail = NULL WHERE job_id = ?", (job_id,))
 
 

@@ -27,6 +27,8 @@ from gpuschedd.store.records import (
 )
 from gpuschedd.system.clock import ClockMark
 
+_NUMBERS = (int, float)  # a union would be made anew for each value
+
 
 def fields_of(row: Any) -> dict[str, Any]:
     return {name: getattr(row, name) for name in row.__dataclass_fields__}
@@ -34,7 +36,7 @@ def fields_of(row: Any) -> dict[str, Any]:
 
 def crc(values: Iterable[Any]) -> int:
     """A row's checksum: the same before it is written and after it is read."""
-    plain = [float(value) if isinstance(value, int | float) else value for value in values]
+    plain = [float(value) if isinstance(value, _NUMBERS) else value for value in values]
     return zlib.crc32(repr(plain).encode("utf-8", "backslashreplace"))
 
 
@@ -152,15 +154,15 @@ def brief_of_row(job_id: int, crc_text: str, content: bytes) -> Brief:
 def pack_payload(payload: Payload) -> bytes:
     packed: bytes = msgpack.packb(
         {
-            "argv": list(payload.argv),
+            "argv": payload.argv,
             "script": payload.script,
             "cwd": payload.cwd,
             "umask": payload.umask,
-            "rlimits": [list(limit) for limit in payload.rlimits],
+            "rlimits": payload.rlimits,
             "output": payload.output,
             "error": payload.error,
             "niceness": payload.niceness,
-            "affinity": list(payload.affinity),
+            "affinity": payload.affinity,
             "script_path": payload.script_path,
             "checked": payload.checked,
         },

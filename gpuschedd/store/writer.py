@@ -20,7 +20,7 @@ from gpuschedd.core.model import LengthRow
 from gpuschedd.store import retention, rows
 from gpuschedd.store.census import COUNTED, Census, read_census, require_counts
 from gpuschedd.store.checks import check_newest
-from gpuschedd.store.columns import job_from, write_row
+from gpuschedd.store.columns import job_from, write_rows
 from gpuschedd.store.database import (
     MARKER_NAME,
     StoreBroken,
@@ -141,14 +141,10 @@ class Store:
         db = self._db
         if changes.mark is not None:
             census.add("meta", _write_mark(db, changes.mark))
-        for job in changes.jobs.values():
-            census.add("live jobs", _write_job(db, job, changes.gpu_index_of))
-            census.next_job_id = max(census.next_job_id, job.job_id + 1)
-        for job_id, payload in changes.payloads.items():
-            _write_payload(db, job_id, payload)
-            _write_brief(db, job_id, brief_of(payload))
-        for job_id, age in changes.ages.items():
-            _write_age(db, job_id, age)
+        census.add("live jobs", _write_jobs(db, changes, census.next_job_id))
+        census.next_job_id = max([census.next_job_id, *(number + 1 for number in changes.jobs)])
+        _write_payloads(db, changes.payloads)
+        db.executemany(_UPDATE_AGE, [_age_row(*each) for each in changes.ages.items()])
         ended_sched_s = 0.0 if changes.mark is None else changes.mark.scheduler_s
         for job in changes.jobs.values():
             if job.is_final:
@@ -332,14 +328,23 @@ def _write_health(db: sqlite3.Connection, health: Mapping[GpuUuid, Remembered]) 
     return rows.write_meta(db, "health", content)
 
 
-def _write_job(db: sqlite3.Connection, job: Job, index_of: Mapping[GpuUuid, int]) -> int:
-    """Insert or update one job, its allocation and its attempt; how many more are live by it."""
-    before = db.execute("SELECT final FROM job WHERE job_id = ?", (job.job_id,)).fetchone()
-    write_row(db, job)
-    if job.decided_sched_s is not None:
-        _write_attempt(db, job, index_of)
-    was_live = before is not None and not before[0]
-    return int(not job.is_final) - int(was_live)
+def _write_jobs(db: sqlite3.Connection, changes: Changes, next_job_id: int) -> int:
+    """Insert or update jobs, their allocations and attempts; how many more are live by them.
+
+    From `next_job_id` on they are new.
+    """
+    jobs = changes.jobs.values()
+    were_live = sum(job.job_id < next_job_id and _is_live(db, job.job_id) for job in jobs)
+    write_rows(db, jobs)
+    for job in jobs:
+        if job.decided_sched_s is not None:
+            _write_attempt(db, job, changes.gpu_index_of)
+    return sum(not job.is_final for job in jobs) - were_live
+
+
+def _is_live(db: sqlite3.Connection, job_id: JobId) -> bool:
+    row = db.execute("SELECT final FROM job WHERE job_id = ?", (job_id,)).fetchone()
+    return row is not None and not row[0]
 
 
 def _write_attempt(db: sqlite3.Connection, job: Job, index_of: Mapping[GpuUuid, int]) -> None:
@@ -389,13 +394,15 @@ def _write_attempt_end(db: sqlite3.Connection, end: AttemptEnd) -> None:
     )
 
 
-def _write_age(db: sqlite3.Connection, job_id: JobId, age: Age | None) -> None:
-    values = rows.age_values(age)
-    db.execute(
-        f"UPDATE job SET {', '.join(f'{column} = ?' for column in values)}, age_crc = ?"
-        " WHERE job_id = ?",
-        (*values.values(), rows.age_crc(values.values()), job_id),
-    )
+_UPDATE_AGE = (
+    f"UPDATE job SET {', '.join(f'{column} = ?' for column in rows.AGE_COLUMNS)}, age_crc = ?"
+    " WHERE job_id = ?"
+)
+
+
+def _age_row(job_id: JobId, age: Age | None) -> tuple[Any, ...]:
+    values = rows.age_values(age).values()
+    return (*values, rows.age_crc(values), job_id)
 
 
 def _write_length(db: sqlite3.Connection, row: LengthRow) -> None:
@@ -410,28 +417,39 @@ def _write_length(db: sqlite3.Connection, row: LengthRow) -> None:
     )
 
 
-def _write_payload(db: sqlite3.Connection, job_id: JobId, payload: Payload) -> None:
-    """Environments are kept once per content: an array of jobs shares one."""
-    content = msgpack.packb([list(pair) for pair in payload.environment], use_bin_type=True)
+def _write_payloads(db: sqlite3.Connection, payloads: Mapping[JobId, Payload]) -> None:
+    """Environments are kept once per content: the jobs of one submission mostly share one."""
+    written: list[tuple[Any, ...]] = []
+    before, environment_id, digest = None, 0, b""
+    for job_id, payload in payloads.items():
+        if payload.environment is not before:
+            environment_id, digest = _write_environment(db, payload)
+            before = payload.environment
+        packed = rows.pack_payload(payload)
+        crc = rows.payload_crc(job_id, packed, digest)
+        written.append((job_id, environment_id, packed, crc))
+    db.executemany("INSERT OR REPLACE INTO payload VALUES (?, ?, ?, ?)", written)
+    db.executemany(
+        "INSERT OR REPLACE INTO brief VALUES (?, ?, ?)",
+        [_brief_row(job_id, brief_of(payload)) for job_id, payload in payloads.items()],
+    )
+
+
+def _write_environment(db: sqlite3.Connection, payload: Payload) -> tuple[int, bytes]:
+    """The id of its row, and its digest."""
+    content = msgpack.packb(payload.environment, use_bin_type=True)
     digest = hashlib.sha256(content).digest()
     db.execute(
         "INSERT OR IGNORE INTO environment (digest, content) VALUES (?, ?)", (digest, content)
     )
-    environment_id = db.execute(
-        "SELECT environment_id FROM environment WHERE digest = ?", (digest,)
-    ).fetchone()[0]
-    packed = rows.pack_payload(payload)
-    db.execute(
-        "INSERT OR REPLACE INTO payload VALUES (?, ?, ?, ?)",
-        (job_id, environment_id, packed, rows.payload_crc(job_id, packed, digest)),
-    )
+    found = db.execute("SELECT environment_id FROM environment WHERE digest = ?", (digest,))
+    return found.fetchone()[0], digest
 
 
-def _write_brief(db: sqlite3.Connection, job_id: JobId, brief: Brief) -> None:
+def _brief_row(job_id: JobId, brief: Brief) -> tuple[Any, ...]:
     values = (brief.argv, brief.whole, brief.cwd, brief.script_bytes)
     packed = msgpack.packb(values, use_bin_type=True)
-    row = (job_id, packed, rows.brief_crc(job_id, packed))
-    db.execute("INSERT OR REPLACE INTO brief VALUES (?, ?, ?)", row)
+    return job_id, packed, rows.brief_crc(job_id, packed)
 
 
 def _forget_environment(db: sqlite3.Connection, job_id: JobId) -> None:

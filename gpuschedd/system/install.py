@@ -26,6 +26,7 @@ COMMANDS = ("gsub", "gq", "gcancel", "gctl", "gpuschedd", "gpusched-simjob")
 UNITS = ("gpuschedd.socket", "gpuschedd.service", "gpusched-nvidia.service", "gpusched.slice")
 UNIT_DIR, PAM_FILE = Path("/etc/systemd/system"), Path("/etc/pam.d/gpusched")
 BIN_DIR = Path("/usr/local/bin")
+_CONFIG = Path(paths.SYSTEM_CONFIG)
 _HIDDEN = ("/home", "/root", "/run/user")  # by ProtectHome
 _PRIVATE = ("/tmp", "/var/tmp")  # by PrivateTmp
 
@@ -111,7 +112,7 @@ def install_steps(root: Path, share: Path, bin_dir: Path) -> Iterator[Step]:
         yield _write(root, UNIT_DIR / name, _rendered(share / name, share))
     yield _write(root, PAM_FILE, (share / "pam.d" / "gpusched").read_bytes())
     example = (share / "config.example.toml").read_bytes()
-    config = _below(root, paths.SYSTEM_CONFIG)
+    config = _below(root, _CONFIG)
     if config.exists():
         yield Step(f"keep {paths.SYSTEM_CONFIG}", None)
     else:
@@ -158,8 +159,8 @@ def uninstall_steps(root: Path, share: Path, bin_dir: Path) -> Iterator[Step]:
             yield Step(f"keep {_below(root, path)}: it was edited", None)
         else:
             yield _remove(root, path)
-    if _is_same(_below(root, paths.SYSTEM_CONFIG), (share / "config.example.toml").read_bytes()):
-        yield _remove(root, paths.SYSTEM_CONFIG)
+    if _is_same(_below(root, _CONFIG), (share / "config.example.toml").read_bytes()):
+        yield _remove(root, _CONFIG)
     else:
         yield Step(f"keep {paths.SYSTEM_CONFIG}: it was edited", None)
     for command in COMMANDS:

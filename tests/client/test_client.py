@@ -14,7 +14,7 @@ import msgpack
 import pytest
 
 import gpusched_client
-from gpusched_client import Client, job_request, paths
+from gpusched_client import Client, Surroundings, job_request, paths
 from gpusched_client.errors import (
     BY_CODE,
     Conflict,
@@ -23,12 +23,16 @@ from gpusched_client.errors import (
     Infeasible,
     Internal,
     Invalid,
+    LimitReached,
     NotFound,
+    PartlySubmitted,
     StillRunning,
     TooLarge,
     Unavailable,
 )
+from gpusched_client.submission import parts
 from gpusched_client.terms import JobState
+from gpusched_client.wire.submit_messages import JobRequest
 from tests.client.fake_server import FakeServer, Handler, Hangup, Raw, Refusal
 from tests.support.daemon import until
 
@@ -111,6 +115,82 @@ def test_many_are_submitted_together_and_share_their_environment_on_the_wire(ser
         jobs = c.submit_many(job_request(["true", str(number)]) for number in range(3))
     assert [job.id for job in jobs] == [1, 2, 3]
     assert "environment" in server.requests[0][1]["common"]
+
+
+def many(count: int) -> list[JobRequest]:
+    """Jobs of which a message holds SUBMIT_JOBS_MAX."""
+    around = Surroundings({})
+    return [job_request(["true", str(number)], surroundings=around) for number in range(count)]
+
+
+class Numbering:
+    """A daemon that gives ids in order, to the same submission_id the same, to `refused` none."""
+
+    def __init__(self, refused: str = "") -> None:
+        self.refused = refused
+        self.known: dict[str, list[int]] = {}
+
+    def submit(self, params: dict[str, Any]) -> dict[str, Any]:
+        name = params["submission_id"]
+        if self.refused and name.endswith(self.refused):
+            raise Refusal("limit", "root has 2 unfinished jobs.", {"limit": 2})
+        first = 1 + sum(map(len, self.known.values()))
+        ids = self.known.setdefault(name, list(range(first, first + len(params["jobs"]))))
+        return {"job_ids": ids}
+
+
+def test_more_jobs_than_a_message_holds_are_submitted_in_parts(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "SUBMIT_JOBS_MAX", 2)
+    daemon = Numbering()
+    serve({"submit": daemon.submit})
+    with Client() as c:
+        submitted = c.submit_many(many(5), submission_id="sweep")
+    assert [job.id for job in submitted] == [1, 2, 3, 4, 5]
+    assert {name: len(ids) for name, ids in daemon.known.items()} == {
+        "sweep/1": 2,
+        "sweep/2": 2,
+        "sweep/3": 1,
+    }
+
+
+def test_where_a_later_part_is_refused_the_same_call_completes_it(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "SUBMIT_JOBS_MAX", 2)
+    daemon = Numbering(refused="/2")
+    serve({"submit": daemon.submit})
+    jobs = many(5)
+    with Client() as c:
+        with pytest.raises(PartlySubmitted) as caught:
+            c.submit_many(jobs)
+        error = caught.value
+        assert error.message == (
+            "2 of 5 jobs are submitted, 1 to 2; not the others: root has 2 unfinished jobs. The "
+            f"same call again with submission_id={error.submission_id!r} submits them."
+        )
+        assert (error.job_ids, error.exit_status) == ((1, 2), 75)
+        assert error.data == {
+            "job_ids": [1, 2],
+            "submission_id": error.submission_id,
+            "limit": 2,
+        }
+        assert isinstance(error.__cause__, LimitReached)
+        daemon.refused = ""
+        submitted = c.submit_many(jobs, submission_id=error.submission_id)
+    assert [job.id for job in submitted] == [1, 2, 3, 4, 5]
+
+
+def test_where_the_first_part_is_refused_nothing_is_submitted_and_its_error_tells(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "SUBMIT_JOBS_MAX", 2)
+    daemon = Numbering(refused="/1")
+    serve({"submit": daemon.submit})
+    with Client() as c, pytest.raises(LimitReached, match="root has 2 unfinished jobs"):
+        c.submit_many(many(5))
+    assert daemon.known == {}
 
 
 def test_a_wait_goes_on_over_a_restart_of_the_daemon(serve: Serve) -> None:
@@ -208,7 +288,7 @@ def test_a_service_that_does_not_start_is_named_where_pid_1_listens_for_it(
     """The socket takes requests all the same, so that a restart costs nobody a call."""
     given_up = threading.Event()
     server = serve({"hello": lambda _: given_up.wait(20)})
-    monkeypatch.setattr(paths, "SYSTEM_SOCKET", server.path)
+    monkeypatch.setattr(paths, "SYSTEM_SOCKET", str(server.path))
     with Client(timeout_s=0.1) as c, pytest.raises(Unavailable, match="systemctl status"):
         c.hello()
     given_up.set()

@@ -249,7 +249,7 @@ def test_check_config_reads_the_system_s_where_there_is_no_other(
 ) -> None:
     """An operator who forgets --system is not told that a bad file is good."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "none"))
-    monkeypatch.setattr(paths, "SYSTEM_CONFIG", write(tmp_path, "bogus = 1\n"))
+    monkeypatch.setattr(paths, "SYSTEM_CONFIG", str(write(tmp_path, "bogus = 1\n")))
     found = CliRunner().invoke(cli, words)
     assert found.exit_code == 78
     assert "config.toml:1: unknown key bogus" in found.output

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,31 @@ from gpuschedd.jobs import cancel, submit
 from tests.sim.harness import Host
 
 LARGE = 1_000
+
+
+def test_the_digests_of_last_weeks_submissions_are_those_of_today() -> None:
+    """Else a submission that is tried again after an upgrade would be one with other content."""
+
+    def job(number: bytes, **fields: Any) -> JobRequest:
+        return JobRequest(
+            cwd=b"/",
+            environment={b"B": b"2", b"A": b"1"},
+            argv=(b"true", number),
+            rlimits={"nofile": (1, 2), "core": (0, 0)},
+            gpus=2,
+            **fields,
+        )
+
+    several = SubmitRequest((job(b"1", name="x"), job(b"2", umask=0o77)), "id")
+    single = SubmitRequest((job(b"1", name="x"),), "id")
+    assert (
+        submit.digest_of(several).hex()
+        == "3825d994d5d925cc6843c54fcf487b48a65ac45ca69de152ac26edde63cd769d"
+    )
+    assert (
+        submit.digest_of(single).hex()
+        == "a3667e4951783524ca81bffa7d90aa12439af801ab76ca7e6d32c0ded509731e"
+    )
 
 
 def _large(gpus: int = 4) -> SubmitRequest:

@@ -61,9 +61,9 @@ def test_a_runtime_directory_that_vanishes_at_a_logout_leaves_the_second_way(
     monkeypatch.delenv("GPUSCHED_SOCKET", raising=False)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
     monkeypatch.setenv("XDG_STATE_HOME", str(state))
-    monkeypatch.setattr(paths, "SYSTEM_SOCKET", tmp_path / "system.sock")
+    monkeypatch.setattr(paths, "SYSTEM_SOCKET", str(tmp_path / "system.sock"))
     daemon = DaemonProcess(tmp_path)
-    daemon.socket, second, _ = paths.client_sockets()
+    daemon.socket, second, _ = map(Path, paths.client_sockets())
     daemon.state_dir = second.parent
     try:
         process = daemon.start().process

@@ -56,7 +56,8 @@ def _advised(call: Call, result: SubmitResult) -> SubmitResult:
     ids = map(JobId, result.job_ids)
     jobs = [state.jobs[job_id] for job_id in ids if job_id in state.jobs]
     most = call.controller.snapshots.limit_of(call.caller.user).max_gpus
-    advice = (*beyond_limit(jobs, most), *advice_for(jobs, state.gpus, state.policy))
+    unlike = list({job.request: job for job in jobs}.values())  # of thousands a few
+    advice = (*beyond_limit(unlike, most), *advice_for(unlike, state.gpus, state.policy))
     hints = _hints(call, jobs)
     return replace(result, warnings=(*result.warnings, *advice), hints=hints)
 

@@ -46,7 +46,7 @@ def test_it_is_said_once_when_a_private_or_simulated_daemon_answered(
             "cancel": lambda _: {"outcomes": [{"job_id": 1}]},
         }
     )
-    monkeypatch.setattr(paths, "SYSTEM_SOCKET", tmp_path / "system.sock")
+    monkeypatch.setattr(paths, "SYSTEM_SOCKET", str(tmp_path / "system.sock"))
     if has_system:
         (tmp_path / "system.sock").touch()
     for command, *words in ((gsub.cli, "true"), (gq.cli,), (gcancel.cli, "1")):

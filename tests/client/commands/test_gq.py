@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from gpusched_client.client import RECONNECT_S
-from gpusched_client.commands import gq as gq_module
+from gpusched_client.commands import listing as listing_module
 from gpusched_client.commands.gq import cli
 from gpusched_client.output.json import json_text
 from gpusched_client.terms import JobState
@@ -80,7 +80,7 @@ def test_a_terminal_cuts_the_last_column_and_a_pipe_does_not(
     serve: Serve, run: Any, golden: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     serve(listing(LISTING))
-    monkeypatch.setattr(gq_module, "terminal_width", lambda: 100)
+    monkeypatch.setattr(listing_module, "terminal_width", lambda: 100)
     outcome = run(cli)
     golden("gq-100-columns", outcome.text)
     assert max(map(len, outcome.out.splitlines())) <= 100
@@ -93,7 +93,7 @@ def test_lines_fit_usual_terminals(
 ) -> None:
     long = view(1, name="x" * 64, reason={"code": "Resources", "text": "y" * 300})
     serve(listing([long]))
-    monkeypatch.setattr(gq_module, "terminal_width", lambda: columns)
+    monkeypatch.setattr(listing_module, "terminal_width", lambda: columns)
     assert max(map(len, run(cli).out.splitlines())) <= columns
 
 
@@ -104,7 +104,7 @@ def test_a_narrow_terminal_gets_fewer_columns_and_no_wrapped_line(
     serve(
         listing([view(1, time_limit_s=86_400 * 7, reason={"code": "Resources", "text": "y" * 99})])
     )
-    monkeypatch.setattr(gq_module, "terminal_width", lambda: 60)
+    monkeypatch.setattr(listing_module, "terminal_width", lambda: 60)
     lines = run(cli).out.splitlines()
     assert " ".join(lines[0].split()) == "JOBID NAME USER ST ELAPSED GPUS VRAM START GPU/REASON"
     assert max(map(len, lines)) <= 60
@@ -123,7 +123,7 @@ def test_a_wide_name_is_cut_by_places(
     serve: Serve, run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     serve(listing([view(1, name="練" * 40)]))
-    monkeypatch.setattr(gq_module, "terminal_width", lambda: 20)
+    monkeypatch.setattr(listing_module, "terminal_width", lambda: 20)
     assert run(cli, "--format", "ST,NAME").out.splitlines()[1] == "PD  " + "練" * 6 + "..."
 
 

@@ -374,5 +374,5 @@ def test_a_million_mutated_messages_give_typed_errors_and_no_memory_growth() -> 
 
 def test_limits_are_the_contract_s() -> None:
     assert (limits.REQUEST_BYTES_MAX, limits.PAYLOAD_BYTES_MAX) == (2**20, 768 * 1024)
-    assert (limits.NESTING_MAX, limits.CONTAINERS_MAX) == (64, 20_000)
+    assert (limits.NESTING_MAX, limits.CONTAINERS_MAX) == (64, 30_000)
     assert limits.RESPONSE_JOBS_MAX == 1_000

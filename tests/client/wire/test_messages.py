@@ -159,6 +159,14 @@ def test_a_submission_of_many_sends_shared_fields_once_and_reads_back_the_same()
     assert SubmitRequest.from_wire(wire) == request
 
 
+def test_all_that_the_jobs_agree_on_is_sent_once_and_nothing_else() -> None:
+    common: dict[str, Any] = {"cwd": b"/", "gpus": 2, "output": b"log", "checked": True}
+    jobs = tuple(JobRequest(**common, argv=(b"a",), nice=nice) for nice in (0, 1))
+    wire = SubmitRequest(jobs).to_wire()
+    assert wire == {"common": {**common, "argv": [b"a"]}, "jobs": [{}, {"nice": 1}]}
+    assert SubmitRequest.from_wire(wire).jobs == jobs
+
+
 def test_jobs_times_a_large_common_environment_are_too_large_together() -> None:
     common = {"cwd": b"/", "environment": {b"A%d" % index: b"x" * 100_000 for index in range(7)}}
     error = refused({"common": common, "jobs": [{"argv": [b"true"]}] * 200})

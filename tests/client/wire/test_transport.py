@@ -25,7 +25,7 @@ Serve = Callable[[dict[str, Handler]], FakeServer]
 def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, runtime: Path | None) -> None:
     monkeypatch.delenv("GPUSCHED_SOCKET", raising=False)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setattr(paths, "SYSTEM_SOCKET", tmp_path / "system.sock")
+    monkeypatch.setattr(paths, "SYSTEM_SOCKET", str(tmp_path / "system.sock"))
     if runtime is None:
         monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     else:
@@ -36,28 +36,29 @@ def test_without_a_runtime_directory_the_socket_lies_in_the_state_directory(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     home(monkeypatch, tmp_path, None)
-    own = tmp_path / "state/gpuschedd/gpuschedd.sock"
+    own = str(tmp_path / "state/gpuschedd/gpuschedd.sock")
     assert paths.user_socket() == own
-    assert paths.client_sockets() == [own, tmp_path / "system.sock"]
+    assert paths.client_sockets() == [own, str(tmp_path / "system.sock")]
 
 
 def test_the_users_own_is_looked_for_in_the_state_directory_as_well(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     home(monkeypatch, tmp_path, tmp_path / "run")
-    own = tmp_path / "run/gpuschedd/gpuschedd.sock"
-    in_state = tmp_path / "state/gpuschedd/gpuschedd.sock"
-    assert paths.client_sockets() == [own, in_state, tmp_path / "system.sock"]
+    own = str(tmp_path / "run/gpuschedd/gpuschedd.sock")
+    in_state = str(tmp_path / "state/gpuschedd/gpuschedd.sock")
+    assert paths.client_sockets() == [own, in_state, str(tmp_path / "system.sock")]
     monkeypatch.setenv("GPUSCHED_SOCKET", "/x/y.sock")
-    assert paths.client_sockets() == [Path("/x/y.sock")]
+    assert paths.client_sockets() == ["/x/y.sock"]
 
 
 def test_where_the_systems_socket_exists_nobodys_own_daemon_stands_before_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     home(monkeypatch, tmp_path, None)
-    paths.user_socket().parent.mkdir(parents=True)
-    own = FakeServer(paths.user_socket(), {"reload": lambda _: {"changed": ["own"]}})
+    own_path = Path(paths.user_socket())
+    own_path.parent.mkdir(parents=True)
+    own = FakeServer(own_path, {"reload": lambda _: {"changed": ["own"]}})
     with Client() as c:
         assert c.reload().changed == ("own",)
     server = FakeServer(tmp_path / "system.sock", {"reload": lambda _: {"changed": []}})
@@ -79,7 +80,7 @@ def test_a_dead_socket_is_passed_over_for_the_next_live_one(
     home(monkeypatch, tmp_path, tmp_path / "run")
     (tmp_path / "run/gpuschedd").mkdir(parents=True)
     dead = socket.socket(socket.AF_UNIX)
-    dead.bind(str(paths.user_socket()))
+    dead.bind(paths.user_socket())
     dead.close()
     in_state = tmp_path / "state/gpuschedd/gpuschedd.sock"
     in_state.parent.mkdir(parents=True)
@@ -99,7 +100,7 @@ def test_users_without_a_place_of_their_own_reach_the_systems(
     monkeypatch.delenv("XDG_STATE_HOME")
     if state_home is not None:
         monkeypatch.setenv("XDG_STATE_HOME", state_home)
-    assert paths.client_sockets()[-1] == tmp_path / "system.sock"
+    assert paths.client_sockets()[-1] == str(tmp_path / "system.sock")
     with Client() as c, pytest.raises(Unavailable, match=r"system\.sock: no such file"):
         c.hello()
 
@@ -144,7 +145,7 @@ def test_a_full_backlog_is_waited_for(tmp_path: Path, monkeypatch: pytest.Monkey
     taken: list[socket.socket] = []
     taker = threading.Timer(0.2, lambda: taken.extend(listener.accept()[0] for _ in range(2)))
     taker.start()
-    opened = transport._open(path)
+    opened = transport._open(str(path))
     assert opened.getpeername() == str(path)
     taker.join()
     opened.close()
@@ -211,15 +212,15 @@ def test_the_hosts_root_is_known_from_within_a_user_namespace(
     """`unshare -Ur` changes nothing: only root can have made the system's own place."""
     place = tmp_path / "run"
     place.mkdir()
-    monkeypatch.setattr(paths, "SYSTEM_SOCKET", place / "s.sock")
+    monkeypatch.setattr(paths, "SYSTEM_SOCKET", str(place / "s.sock"))
     monkeypatch.setattr(os, "access", lambda *_: writable)
-    real = Path.stat
+    real = os.stat
 
-    def stat_of(path: Path, **options: bool) -> os.stat_result:
-        found = list(real(path, **options))
+    def stat_of(path: str) -> os.stat_result:
+        found = list(real(path))
         found[4] = owner
         return os.stat_result(found)
 
-    monkeypatch.setattr(Path, "stat", stat_of)
-    assert transport._may_be_hidden_root(uid, place / "s.sock", uid_map) is expected
-    assert not transport._may_be_hidden_root(uid, tmp_path / "other.sock", uid_map)
+    monkeypatch.setattr(os, "stat", stat_of)
+    assert transport._may_be_hidden_root(uid, str(place / "s.sock"), uid_map) is expected
+    assert not transport._may_be_hidden_root(uid, str(tmp_path / "other.sock"), uid_map)
