@@ -25,6 +25,7 @@ from gpuschedd.api.health_report import HealthReport, RecentErrors
 from gpuschedd.api.limits import Connections, RequestBudget
 from gpuschedd.api.planning import PlannerThread
 from gpuschedd.api.readers import FairReader
+from gpuschedd.api.recent import RecentEnds
 from gpuschedd.api.registry import Services
 from gpuschedd.api.server import Server
 from gpuschedd.api.service import Api
@@ -194,8 +195,12 @@ class Daemon:
         self.connections.on_first = self.monitor.wake
         self.monitor.is_watched = lambda: self.connections.total > 0
         self.auth = Authenticator(self.controller, self.accounts, options.mode, os.getuid())
-        subscriptions = Subscriptions(self.budget)
-        self.controller.on_commit += [subscriptions.after_commit, EventLog().after_commit]
+        subscriptions, recent = Subscriptions(self.budget), RecentEnds()
+        self.controller.on_commit += [
+            recent.after_commit,
+            subscriptions.after_commit,
+            EventLog().after_commit,
+        ]
         self.api = Api(
             Services(
                 mode=options.mode,
@@ -221,6 +226,7 @@ class Daemon:
                 ),
                 backups=Backups(options.state_dir / DATABASE_NAME),
                 reload=self.reload,
+                recent=recent,
             )
         )
         self.server = Server(

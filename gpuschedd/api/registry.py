@@ -22,6 +22,7 @@ from gpuschedd.api.health_report import HealthReport
 from gpuschedd.api.limits import CHANGED_AT_ONCE, RequestBudget, Turns
 from gpuschedd.api.planning import PlannerThread
 from gpuschedd.api.readers import FairReader
+from gpuschedd.api.recent import RecentEnds
 from gpuschedd.api.subscriptions import Subscriptions
 from gpuschedd.core.job import Job
 from gpuschedd.gpu.source import UsedGpu
@@ -125,6 +126,7 @@ class Services:
     reload: Callable[[], Awaitable[tuple[tuple[str, ...], tuple[str, ...]]]]
     changes: Turns = field(default_factory=lambda: Turns(CHANGED_AT_ONCE))  # by the jobs named
     lists: Turns = field(default_factory=Turns)  # of answers, by the jobs in them
+    recent: RecentEnds = field(default_factory=RecentEnds)
 
 
 @dataclass(frozen=True, slots=True)

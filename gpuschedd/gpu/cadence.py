@@ -11,7 +11,7 @@ log = logging.getLogger(__name__)
 
 COST_SHARE = 0.05  # of the time, at most, in the driver
 INTERVAL_FACTOR_MAX = 16
-REST_FACTOR = 20  # nothing runs, waits or watches: one look in 10 s where it is else every 0.5 s
+REST_PAUSE_S = 10.0  # the least pause while nothing runs, waits or watches
 
 
 class Cadence:
@@ -22,7 +22,7 @@ class Cadence:
 
     def pause_s(self, interval_s: float, *, rests: bool) -> float:
         """Before the next look."""
-        return interval_s * max(self._factor, REST_FACTOR if rests else 1)
+        return max(interval_s * self._factor, REST_PAUSE_S if rests else 0.0)
 
     def keep_cheap(self, interval_s: float, cost_s: float, took_s: float) -> None:
         """Jobs wait on the driver's lock while it answers us: look less often when that is dear."""

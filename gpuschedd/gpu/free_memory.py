@@ -126,7 +126,8 @@ class FreeMemory:
                     self._last[info.uuid] = gpu
                 else:
                     gpu = self._without_memory(gpu, info, reading, count)
-            gpu = replace(gpu, fresh=not is_outdated)
+            if gpu.fresh is is_outdated:
+                gpu = replace(gpu, fresh=not is_outdated)
             gpus.append(with_state(gpu, info, reading, conditions))
         self._ownership.forget(seen_keys, listed)
         for own, entry in seen.items():

@@ -30,7 +30,8 @@ def with_state(
     state, text = _state(info, reading, conditions)
     if state is GpuState.OK:
         own = "" if gpu.shareable else "its compute mode allows one process only"
-        return replace(gpu, state_text=conditions.warnings.get(info.uuid, own))
+        text = conditions.warnings.get(info.uuid, own)
+        return gpu if text == gpu.state_text else replace(gpu, state_text=text)
     return replace(gpu, state=state, state_text=text)
 
 

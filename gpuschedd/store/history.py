@@ -59,11 +59,11 @@ class History:
         ended_since_s: float | None = None,
         before_id: JobId | None = None,
         limit: int = 1_000,
-        live: Mapping[JobId, Job] | None = None,
+        known: Mapping[JobId, Job] | None = None,
     ) -> tuple[list[Job], int]:
         """Matching jobs, newest last, at most limit of the newest; and how many match in all.
 
-        `live`: jobs in memory, which are taken instead of rows in the same state.
+        `known`: jobs in memory, which are taken instead of rows in the same state.
         """
         found_by, order, values = _job_filter(ids, uids, users, states, name, ended_since_s)
         page, paged = found_by, values
@@ -79,7 +79,7 @@ class History:
         states_of = dict(_id_and_state(entry) for entry in found.split(",")) if found else {}
         jobs = {}
         for job_id, state in states_of.items():
-            job = None if live is None else live.get(job_id)
+            job = None if known is None else known.get(job_id)
             if job is not None and job.state == state:
                 jobs[job_id] = job
         jobs.update(self._rows(job_id for job_id in states_of if job_id not in jobs))

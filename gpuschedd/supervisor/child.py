@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import mmap
 import os
 import resource
 import stat
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from gpuschedd.supervisor.pam import Pam
     from gpuschedd.supervisor.spec import Spec
 
+STAGE_BYTES = 2048
 # A job must not speak to PID 1 in the name of its unit.
 UNIT_VARIABLES = (b"NOTIFY_SOCKET", b"WATCHDOG_PID", b"WATCHDOG_USEC", b"LISTEN_PID", b"LISTEN_FDS")
 
@@ -124,11 +126,26 @@ def _of_host(error: OSError) -> dict[str, str]:
     return {"failed": failed}
 
 
+class Stage:
+    """What the child is about to do, in memory that both have: to note it wakes nobody."""
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, STAGE_BYTES)
+
+    def enter(self, text: str) -> None:
+        """The child's part."""
+        noted = text[:REASON_CHARS_MAX].encode("utf-8", "backslashreplace")
+        self._memory[:] = noted[:STAGE_BYTES].ljust(STAGE_BYTES, b"\0")
+
+    def __str__(self) -> str:
+        return self._memory[:].rstrip(b"\0").decode("utf-8", "replace") or "start"
+
+
 class Child:
     """The forked child: becomes the user, sets up, waits at the gate, execs.
 
-    It reports to the supervisor in JSON lines: a stage before each step that may hang, then ready,
-    or failed with the reason. The exec closes the pipe.
+    It reports to the supervisor in JSON lines: ready, or failed with the reason; and notes a stage
+    before each step that may hang. The exec closes the pipe.
     """
 
     def __init__(self, spec: Spec, pam: Pam | None, script_path: bytes | None) -> None:
@@ -137,6 +154,7 @@ class Child:
         self._script_path = script_path
         self._parent = os.getpid()
         self._report_fd = -1
+        self.stage = Stage()
 
     def run(self, report_fd: int, gate_fd: int) -> NoReturn:
         self._report_fd = report_fd
@@ -170,7 +188,7 @@ class Child:
 
     def _set_up(self, gate_fd: int) -> None:
         self._reset(gate_fd)
-        self._report(stage="account and session")
+        self.stage.enter("account and session")
         become_user(self._spec, self._pam)
         # A PAM module may leave a descriptor behind.
         close_all_except({self._report_fd, gate_fd})
@@ -193,7 +211,7 @@ class Child:
             if os.getppid() != self._parent:
                 os._exit(1)
         argv, environment = self._command(), job_environment(self._spec)
-        self._report(stage=f"command {display(argv[0])}"[:REASON_CHARS_MAX])
+        self.stage.enter(f"command {display(argv[0])}")
         require_program(argv, environment, checked=self._spec.checked)
         self._report(ready=True, logs=logs)
 
@@ -208,7 +226,7 @@ class Child:
         close_all_except({self._report_fd, gate_fd})
 
     def _change_directory(self) -> None:
-        self._report(stage=f"directory {display(self._spec.cwd)}"[:REASON_CHARS_MAX])
+        self.stage.enter(f"directory {display(self._spec.cwd)}")
         try:
             os.chdir(self._spec.cwd)
         except (OSError, ValueError) as error:
@@ -231,7 +249,7 @@ class Child:
         return logs
 
     def _open_log(self, what: str, path: bytes, truncate: bool, target: int) -> list[int] | None:
-        self._report(stage=f"{what} {display(path)}"[:REASON_CHARS_MAX])
+        self.stage.enter(f"{what} {display(path)}")
         try:
             fd = open_log(what, path, truncate)
         except ValueError as error:

@@ -77,9 +77,9 @@ def _live(path: str, answer_fd: int) -> int:
     """The whole life of a supervisor; its exit status."""
     os.setsid()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    # Bare as the forker is: each page that is touched here is a copy.
     os.dup2(1, 0)  # /dev/null, where the requests came from
     os.dup2(answer_fd, 2)
-    become_bare((answer_fd,))
     is_told = False
 
     def tell(status: int) -> None:

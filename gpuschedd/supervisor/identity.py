@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import pwd
-import re
 
 from gpuschedd.supervisor.errors import EnvironmentLost, SetupFailed
+from gpuschedd.supervisor.procfs import line_after
 from gpuschedd.supervisor.spec import UID_INVALID
 from gpuschedd.supervisor.syscalls import join_new_keyring
 
@@ -27,10 +27,11 @@ UID_MIN_DEFAULT = 1000
 def uid_min(path: str = "/etc/login.defs") -> int:
     try:
         with open(path, "rb") as file:
-            found = re.search(rb"^\s*UID_MIN\s+(\d+)", file.read(2**20), re.MULTILINE)
+            rows = [line.split() for line in file.read(2**20).split(b"\n")]
     except OSError:
         return UID_MIN_DEFAULT
-    return int(found[1]) if found else UID_MIN_DEFAULT
+    found = [row[1] for row in rows if row[:1] == [b"UID_MIN"] and row[1:2]]
+    return int(found[0]) if found and found[0].isdigit() else UID_MIN_DEFAULT
 
 
 def check_uid(uid: int, allow_system_uid: bool) -> None:
@@ -77,8 +78,9 @@ def drop_to(user: str, uid: int, gid: int) -> None:
 
 def _require_no_way_back() -> None:
     with open("/proc/self/status", "rb") as file:
-        held = re.findall(rb"^Cap(?:Prm|Eff|Amb):\s*([0-9a-f]+)", file.read(), re.MULTILINE)
-    if any(int(mask, 16) for mask in held):
+        status = file.read()
+    held = [line_after(b"Cap" + which + b":", status) for which in (b"Prm", b"Eff", b"Amb")]
+    if any(mask is not None and int(mask, 16) for mask in held):
         raise SetupFailed("capabilities are left after the change of identity")
     try:
         os.setuid(0)

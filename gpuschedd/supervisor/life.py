@@ -78,7 +78,7 @@ class Supervisor:
         self._report_fd = -1
         self._gate_fd = -1
         self._report = b""
-        self._stage = "start"
+        self._stage: object = "start"
         self._logs: list[list[int] | None] = []
         self._started_s: float | None = None
         self._executed = False
@@ -121,6 +121,7 @@ class Supervisor:
             opened += os.pipe()
             opened += os.pipe()
             child = Child(self._spec, pam, script_path)
+            self._stage = child.stage
             pid = os.fork()
         except OSError as error:
             # Nothing has run, and the same may go well later: a probe looks when.
@@ -221,9 +222,7 @@ class Supervisor:
             self._pass_signals()
 
     def _take_report_line(self, line: dict[str, Any]) -> None:
-        if "stage" in line:
-            self._stage = line["stage"]
-        elif "ready" in line:
+        if "ready" in line:
             self._logs = line["logs"]
             self._open_gate()
         elif "closed" in line:
@@ -283,7 +282,7 @@ class Supervisor:
         for name in self._alarms.take_due():
             if name == "setup":
                 reason = f"{self._stage}: no answer within {SETUP_DEADLINE_S:.0f} s"
-                self._place = self._stage
+                self._place = str(self._stage)
                 self._end(CAUSE_ENVIRONMENT, reason[:REASON_CHARS_MAX])
             elif name == "limit":
                 self._reach_limit()

@@ -8,6 +8,7 @@ import stat
 
 from gpuschedd.supervisor.identity import become_user
 from gpuschedd.supervisor.last_words import failed_of_something_else
+from gpuschedd.supervisor.procfs import line_after
 from gpuschedd.supervisor.records import OOM_CUDA, OOM_SHOWN, OOM_UNKNOWN, read_all
 
 TYPE_CHECKING = False
@@ -90,14 +91,14 @@ def host_oom_kills() -> int | None:
     """OOM kills so far in this process's cgroup; None where version 2 does not count them."""
     try:
         with open("/proc/self/cgroup", "rb") as file:
-            place = re.search(rb"^0::(/.*)$", file.read(), re.MULTILINE)
+            place = line_after(b"0::", file.read())
         if place is None:
             return None
-        with open(b"/sys/fs/cgroup" + place[1] + b"/memory.events", "rb") as file:
-            count = re.search(rb"^oom_kill (\d+)$", file.read(), re.MULTILINE)
+        with open(b"/sys/fs/cgroup" + place + b"/memory.events", "rb") as file:
+            count = line_after(b"oom_kill ", file.read())
     except OSError:
         return None
-    return int(count[1]) if count else None
+    return int(count) if count is not None and count.isdigit() else None
 
 
 RECORD_VERSION = 1

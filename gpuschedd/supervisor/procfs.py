@@ -22,6 +22,17 @@ def boot_id() -> str:
     return _boot_id[0]
 
 
+def line_after(words: bytes, content: bytes) -> bytes | None:
+    """The rest of the first line that begins so. No regular expression: to compile one takes 1 ms.
+
+    That would be a tenth of what a short job costs.
+    """
+    for line in content.split(b"\n"):
+        if line.startswith(words):
+            return line[len(words) :]
+    return None
+
+
 class ProcessStat:
     """The fields of /proc/PID/stat that tell a process from a later one with its pid."""
 

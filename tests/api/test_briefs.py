@@ -81,10 +81,10 @@ def test_live_jobs_of_a_page_come_from_memory_unless_the_row_is_newer(tmp_path: 
     named[JobId(2)] = replace(named[JobId(2)], state=JobState.CONFIGURING)
     del named[JobId(3)]
     with closing(History(store.path)) as history:
-        jobs, total = history.jobs(states=["PENDING"], limit=5, live=named)
+        jobs, total = history.jobs(states=["PENDING"], limit=5, known=named)
         assert [job.name for job in jobs] == ["in memory", "train", "train"]
         assert (jobs[1:], total) == ([live[JobId(2)], live[JobId(3)]], 3)
-        page, total = history.jobs(limit=1, before_id=JobId(2), live=named)
+        page, total = history.jobs(limit=1, before_id=JobId(2), known=named)
         assert ([job.job_id for job in page], total) == ([1], 3)
-        assert history.jobs(users=["nobody"], live=named) == ([], 0)
+        assert history.jobs(users=["nobody"], known=named) == ([], 0)
     store.close()

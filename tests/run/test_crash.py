@@ -10,7 +10,7 @@ import sqlite3
 import threading
 import time
 from collections import Counter
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,7 @@ from gpusched_client import Client
 from gpusched_client.errors import Unavailable
 from gpusched_client.terms import JobState
 from gpusched_client.wire.job_messages import JobView
-from gpuschedd.supervisor.procfs import boot_id
+from gpuschedd.supervisor.procfs import boot_id, children_of
 from tests.support.daemon import DaemonProcess, clean_up, until
 
 SUBMISSIONS_PER_S = 20
@@ -76,22 +76,38 @@ def _expect_truth(daemon: DaemonProcess, acknowledged: dict[int, int], record: P
     assert {int(job_id) for job_id in starts} >= set(ids)
 
 
+def _kill_forker(daemon: DaemonProcess) -> int:
+    """How many there were: none while a daemon that was just started makes its own."""
+    assert daemon.process is not None
+    killed = 0
+    for pid in children_of(daemon.process.pid):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            if Path(f"/proc/{pid}/cmdline").read_bytes().endswith(b"\0--forker\0"):
+                os.kill(pid, signal.SIGKILL)
+                killed += 1
+    return killed
+
+
 def test_killed_at_random_no_acknowledged_job_is_lost_or_runs_twice(
     tmp_path: Path, is_soak: bool
 ) -> None:
-    """10 kills (200 in soak) under 20 submissions a second."""
-    kills = 200 if is_soak else 10
-    print(f"{kills} kills of 200")
+    """12 kills (500 in soak) under 20 submissions a second: of the daemon, its forker, of both."""
+    kills = 500 if is_soak else 12
+    print(f"{kills} kills of 500")
     daemon = DaemonProcess(tmp_path, "4x24G", "--set", "scheduling.max_cpu_jobs=8").start()
     record = tmp_path / "record"
     record.touch()
     submitter = Submitter(daemon, record)
     submitter.start()
     random_ = random.Random(7)
-    slowest_s = 0.0
+    slowest_s, killed = 0.0, 0
     try:
-        for _ in range(kills):
+        for turn in range(kills):
             submitter.stopping.wait(random_.uniform(0.1, 1.0))
+            if turn % 3:
+                killed += _kill_forker(daemon)
+            if turn % 3 == 1:
+                continue
             daemon.kill()
             began_s = time.monotonic()
             daemon.start()
@@ -101,8 +117,10 @@ def test_killed_at_random_no_acknowledged_job_is_lost_or_runs_twice(
         assert submitter.failure is None
         assert not submitter.is_alive()
         assert submitter.acknowledged
+        assert killed >= kills // 3
         _expect_truth(daemon, submitter.acknowledged, record)
-        print(f"{len(submitter.acknowledged)} jobs; slowest return {slowest_s:.2f} s")
+        told = f"{len(submitter.acknowledged)} jobs; {killed} forkers killed"
+        print(f"{told}; slowest return {slowest_s:.2f} s")
     finally:
         submitter.stopping.set()
         clean_up(daemon)

@@ -22,6 +22,7 @@ from gpuschedd.api.briefs import Briefs
 from gpuschedd.api.expected import ExpectedStarts
 from gpuschedd.api.limits import CHANGED_AT_ONCE, RequestBudget, Turns
 from gpuschedd.api.planning import PlannerThread
+from gpuschedd.api.recent import RecentEnds
 from gpuschedd.api.registry import Call, Services
 from gpuschedd.api.subscriptions import Subscriptions
 from gpuschedd.config import toml as config_file
@@ -452,6 +453,7 @@ def services_of(host: Host, **parts: Any) -> Services:
         "planner": PlannerThread(budget),
         "changes": Turns(CHANGED_AT_ONCE),
         "lists": Turns(),
+        "recent": RecentEnds(),
     }
     absent = dict.fromkeys(field.name for field in fields(Services))
     return Services(**{**absent, **made, **parts})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
 from dataclasses import replace
 from itertools import islice
 
@@ -45,7 +46,8 @@ async def _page(
     uids: list[int] | None,
     since_s: float | None,
 ) -> JobsResult:
-    live, briefs = call.state.jobs, call.services.briefs
+    briefs = call.services.briefs
+    known = ChainMap(call.state.jobs, call.services.recent.jobs)
 
     def ask(history: History) -> tuple[list[Job], int, dict[JobId, Brief]]:
         jobs, total = history.jobs(
@@ -57,7 +59,7 @@ async def _page(
             ended_since_s=since_s,
             before_id=None if request.before_id is None else JobId(request.before_id),
             limit=request.limit,
-            live=live,
+            known=known,
         )
         return jobs, total, briefs.read(history, [job.job_id for job in jobs])
 

@@ -32,7 +32,7 @@ async def read(call: Call, work: Callable[[History], T]) -> T:
 
 async def find(call: Call, job_id: JobId) -> Job:
     """The job, live or not. Raises NotFound."""
-    job = call.state.jobs.get(job_id)
+    job = call.state.jobs.get(job_id) or call.services.recent.jobs.get(job_id)
     if job is None:
         job = await read(call, lambda history: history.job(job_id))
     if job is None:
