@@ -65,7 +65,7 @@ from gpuschedd.system.accounts import NameService, unknown_names
 from gpuschedd.system.capabilities import check_launch
 from gpuschedd.system.clock import Clock, SchedulerClock, SystemClock
 from gpuschedd.system.listening import Door, Doors
-from gpuschedd.system.memory import give_back
+from gpuschedd.system.memory import bound_heaps, give_back
 from gpuschedd.system.sd_notify import ServiceManager, is_activated, passed_socket
 from gpuschedd.system.tasks import kept_up
 from gpuschedd.system.threads import started_pool
@@ -440,6 +440,7 @@ def run(options: Options) -> int:
     # second, and what we drop is hardly ever a cycle.
     sys.setswitchinterval(THREAD_TURN_S)
     gc.set_threshold(*COLLECTOR)
+    bound_heaps()
     try:
         settings = read_config(options)
         check_launch(options.launch, is_system=options.is_system, state_dir=options.state_dir)
