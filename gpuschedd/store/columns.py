@@ -141,7 +141,9 @@ COLUMNS = (
 _NAMES = tuple(column.name for column in COLUMNS)
 _AT_FIRST = len(COLUMNS) - sum(column.later for column in COLUMNS)
 _WRITES = tuple((at, column.write) for at, column in enumerate(COLUMNS) if column.write)
-_TOPOLOGY_AT, _CANCELLED_AT = map(_NAMES.index, ("topology", "cancel_at_s"))
+_ID_AT, _DECIDED_AT, _TOPOLOGY_AT, _CANCELLED_AT = map(
+    _NAMES.index, ("job_id", "decided_sched_s", "topology", "cancel_at_s")
+)
 _UPSERT = (
     f"INSERT INTO job ({', '.join(_NAMES)}, crc) VALUES ({', '.join('?' * len(_NAMES))}, ?)"
     " ON CONFLICT (job_id) DO UPDATE SET "
@@ -224,8 +226,8 @@ def job_from(
 ) -> Job:
     """A job out of its row and the grants of the jobs of a query. Raises DatabaseError."""
     *values, summed = _places(tuple(row.keys()))(row)
-    job_id, is_placed = row["job_id"], row["decided_sched_s"] is not None
-    held = grants.get(job_id, ()) if is_placed else ()
+    job_id = values[_ID_AT]
+    held = grants.get(job_id, ()) if values[_DECIDED_AT] is not None else ()
     try:
         if summed == _job_crc(_as_summed(values), held):
             return _job_from(tuple(values), held, common or CommonValues())
