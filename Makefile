@@ -55,6 +55,7 @@ bench-long: $(STAMP)
 	$(BENCHMARK)/backfill.py --write
 	$(BENCHMARK)/database.py --write
 	$(BENCHMARK)/lists.py --finished 1000000 --write
+	$(BENCHMARK)/many_jobs.py --write
 	$(BIN)/python -m benchmarks.many_users --write
 
 check: $(STAMP)

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,7 @@ from gpuschedd.system.accounts import NameService, unknown_names
 from gpuschedd.system.capabilities import check_launch
 from gpuschedd.system.clock import Clock, SchedulerClock, SystemClock
 from gpuschedd.system.listening import Door, Doors
+from gpuschedd.system.memory import bound_heaps, give_back
 from gpuschedd.system.sd_notify import ServiceManager, is_activated, passed_socket
 from gpuschedd.system.tasks import kept_up
 from gpuschedd.system.threads import started_pool
@@ -113,8 +114,13 @@ class Daemon:
     async def run(self) -> int:
         """Serve until told to stop; the exit status."""
         asyncio.get_running_loop().set_default_executor(started_pool(WORK_THREADS, "work"))
+        store = Store.open(self.options.state_dir)
+        self._build(store, await self._restore(store))
+        return await self._serve()
+
+    async def _restore(self, store: Store) -> Loaded:
+        """The controller as of the last commit; what else was loaded with it."""
         state_dir = self.options.state_dir
-        store = Store.open(state_dir)
         loaded = store.load()
         clock = SchedulerClock(self.clock, loaded.mark)
         self._same_boot = loaded.mark is not None and loaded.mark.boot_id == self.clock.boot_id()
@@ -122,6 +128,8 @@ class Daemon:
             state = State.restore(
                 self.settings, loaded, fairshare.Accounts(policy_of(self.settings))
             )
+        # All of it is in State now. What it took is free for the queues.
+        loaded = replace(loaded, jobs=(), ages={}, request_bytes={})
         self.accounts = NameService(lambda: self.controller.hold_by_config())
         self.controller = Controller(
             store,
@@ -137,8 +145,9 @@ class Daemon:
         with typed_opening(store.path):
             self.controller.restore(loaded.accounts)
         self.upkeep = Upkeep(self.controller, store.path)
-        self._build(store, loaded)
-        return await self._serve()
+        give_back()  # what the jobs were read from
+        gc.freeze()  # a long queue is no garbage: no collection need look through it
+        return loaded
 
     def _build(self, store: Store, loaded: Loaded) -> None:
         """Everything around the controller, from the processes outwards to the socket."""
@@ -431,6 +440,7 @@ def run(options: Options) -> int:
     # second, and what we drop is hardly ever a cycle.
     sys.setswitchinterval(THREAD_TURN_S)
     gc.set_threshold(*COLLECTOR)
+    bound_heaps()
     try:
         settings = read_config(options)
         check_launch(options.launch, is_system=options.is_system, state_dir=options.state_dir)

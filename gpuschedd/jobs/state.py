@@ -122,10 +122,12 @@ class State:
             health=loaded.health,
             histories=Histories(loaded.lengths),
         )
-        state.request_bytes.update(loaded.request_bytes)
-        for job in jobs.values():
+        for job_id, job in jobs.items():
             state.index(job)
-            state.bytes_of[job.uid] += loaded.request_bytes.get(job.job_id, 0)
+            size = loaded.request_bytes.get(job_id)
+            if size is not None:
+                state.request_bytes[job_id] = size  # by the job's own id: one object for all uses
+                state.bytes_of[job.uid] += size
         state.inventory = admission.seen(state.inventory, _seen_gpus(loaded.gpus))
         for submission in loaded.submissions:
             state.submissions[(submission.uid, submission.submission_id)] = submission

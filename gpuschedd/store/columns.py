@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from operator import attrgetter
+from functools import lru_cache
+from operator import attrgetter, itemgetter
 from typing import Any
 
 from gpusched_client.terms import Cause, HoldKind, JobState
 from gpuschedd.core.job import CancelOrder, EnvironmentWait, Job
 from gpuschedd.core.model import Grant, Request, Topology
 from gpuschedd.store.rows import crc
+from gpuschedd.store.sharing import CommonValues
+
+NO_SIGNALS = "[]"
 
 
 class Home(Enum):
@@ -41,17 +45,6 @@ class Column:
     read: Callable[[Any], Any] | None = None
     later: bool = False
 
-    @property
-    def path(self) -> str:
-        """Where a job has the value."""
-        has_record = self.home in (Home.REQUEST, Home.CANCEL)
-        return f"{self.home.value}.{self.field}" if has_record else self.field
-
-    def value_from(self, row: sqlite3.Row) -> Any:
-        """As the record has it."""
-        value = row[self.name]
-        return value if value is None or self.read is None else self.read(value)
-
 
 def _own(name: str, read: Callable[[Any], Any] | None = None) -> Column:
     return Column(name, Home.JOB, name, str if _is_enum(read) else None, read)
@@ -70,10 +63,12 @@ def _is_enum(read: object) -> bool:
 
 
 def _written_signals(signals: tuple[tuple[int, int], ...]) -> str:
-    return json.dumps(signals) if signals else "[]"
+    return json.dumps(signals) if signals else NO_SIGNALS
 
 
 def _signals(text: str) -> tuple[tuple[int, int], ...]:
+    if text == NO_SIGNALS:  # nearly always
+        return ()
     return tuple((number, signum) for number, signum in json.loads(text))
 
 
@@ -143,46 +138,57 @@ COLUMNS = (
     Column("length_key", Home.JOB, "length_key", later=True),
     Column("estimate_s", Home.REQUEST, "estimate_s", later=True),
 )
-_OF_JOB = tuple(column for column in COLUMNS if column.home is Home.JOB)
-_OF_REQUEST = tuple(column for column in COLUMNS if column.home is Home.REQUEST)
-_LATER = frozenset(column.name for column in COLUMNS if column.later)
-_OF_CANCEL = tuple(column for column in COLUMNS if column.home is Home.CANCEL)
-
-
-# Taken apart once: thousands of rows are written in one go.
 _NAMES = tuple(column.name for column in COLUMNS)
-_ALWAYS = tuple(column for column in COLUMNS if column.home is not Home.CANCEL)
-_NAMES_ALWAYS = tuple(column.name for column in _ALWAYS)
-_values_always = attrgetter(*(column.path for column in _ALWAYS))
-_values_of_cancel = attrgetter(*(column.path for column in _OF_CANCEL))
-_NAMES_OF_CANCEL = tuple(column.name for column in _OF_CANCEL)
-_WRITTEN = tuple((column.name, column.write) for column in COLUMNS if column.write is not None)
-
-
-def job_values(job: Job) -> dict[str, Any]:
-    """A job as a row, by the names of its columns."""
-    values: dict[str, Any] = dict.fromkeys(_NAMES)
-    values.update(zip(_NAMES_ALWAYS, _values_always(job), strict=True))
-    if job.cancel is not None:
-        values.update(zip(_NAMES_OF_CANCEL, _values_of_cancel(job), strict=True))
-    for name, write in _WRITTEN:
-        if values[name] is not None:
-            values[name] = write(values[name])
-    return values
-
-
-def job_crc(values: Mapping[str, Any], grants: tuple[Grant, ...]) -> int:
-    """Over a job's row and what it holds."""
-    held = [f"{g.uuid} {g.held_bytes} {g.declared_bytes}" for g in grants]
-    summed = [value for name, value in values.items() if value is not None or name not in _LATER]
-    return crc([*summed, *sorted(held)])
-
-
+_AT_FIRST = len(COLUMNS) - sum(column.later for column in COLUMNS)
+_WRITES = tuple((at, column.write) for at, column in enumerate(COLUMNS) if column.write)
+_ID_AT, _DECIDED_AT, _TOPOLOGY_AT, _CANCELLED_AT = map(
+    _NAMES.index, ("job_id", "decided_sched_s", "topology", "cancel_at_s")
+)
 _UPSERT = (
-    f"INSERT INTO job ({', '.join(_NAMES)}, crc) VALUES ({', '.join('?' * (len(_NAMES) + 1))})"
+    f"INSERT INTO job ({', '.join(_NAMES)}, crc) VALUES ({', '.join('?' * len(_NAMES))}, ?)"
     " ON CONFLICT (job_id) DO UPDATE SET "
     + ", ".join(f"{name} = excluded.{name}" for name in (*_NAMES, "crc") if name != "job_id")
 )
+
+Values = tuple[Any, ...]
+#: Many jobs have these in common with others.
+_COMMON_TEXTS = ("user", "name", "length_key")
+_COMMON_TIMES = ("submitted_at_s", "submitted_sched_s")
+
+
+# --- out of the record ----------------------------------------------------------------------------
+
+
+def _getter(*, is_cancelled: bool) -> attrgetter[Values]:
+    """All columns at once. Without an order each of its columns is None, as the order is."""
+    places = {Home.REQUEST: "request.", Home.CANCEL: "cancel."}
+    return attrgetter(
+        *(
+            "cancel"
+            if column.home is Home.CANCEL and not is_cancelled
+            else places.get(column.home, "") + column.field
+            for column in COLUMNS
+        )
+    )
+
+
+_VALUES, _VALUES_CANCELLED = _getter(is_cancelled=False), _getter(is_cancelled=True)
+
+
+def _job_values(job: Job) -> list[Any]:
+    """A job as it is stored, in the order of the columns."""
+    values = list((_VALUES if job.cancel is None else _VALUES_CANCELLED)(job))
+    for at, write in _WRITES:
+        if values[at] is not None:
+            values[at] = write(values[at])
+    return values
+
+
+def _job_crc(values: Sequence[Any], grants: tuple[Grant, ...]) -> int:
+    """Over a job's row and what it holds."""
+    held = [f"{g.uuid} {g.held_bytes} {g.declared_bytes}" for g in grants]
+    later = [value for value in values[_AT_FIRST:] if value is not None]
+    return crc([*values[:_AT_FIRST], *later, *sorted(held)])
 
 
 def write_rows(db: sqlite3.Connection, jobs: Iterable[Job]) -> None:
@@ -191,29 +197,72 @@ def write_rows(db: sqlite3.Connection, jobs: Iterable[Job]) -> None:
 
 
 def _row_of(job: Job) -> tuple[Any, ...]:
-    values = job_values(job)
-    return (*values.values(), job_crc(values, job.grants))
+    values = _job_values(job)
+    return (*values, _job_crc(values, job.grants))
 
 
-def job_from(row: sqlite3.Row, grants: Mapping[int, tuple[Grant, ...]]) -> Job:
+# --- and back -------------------------------------------------------------------------------------
+
+
+class _Part:
+    """The columns of one record, and how their values become its fields."""
+
+    def __init__(self, home: Home) -> None:
+        own = [(at, column) for at, column in enumerate(COLUMNS) if column.home is home]
+        self.values_of = itemgetter(*(at for at, _ in own))
+        self.fields = tuple(column.field for _, column in own)
+        self._reads = tuple((column.field, column.read) for _, column in own if column.read)
+
+    def read(self, values: Values) -> dict[str, Any]:
+        """The fields, out of the values of its own columns."""
+        found = dict(zip(self.fields, values, strict=True))
+        for field, read in self._reads:
+            if found[field] is not None:
+                found[field] = read(found[field])
+        return found
+
+
+_JOB, _REQUEST, _CANCEL = _Part(Home.JOB), _Part(Home.REQUEST), _Part(Home.CANCEL)
+
+
+def job_from(
+    row: sqlite3.Row, grants: Mapping[int, tuple[Grant, ...]], common: CommonValues | None = None
+) -> Job:
     """A job out of its row and the grants of the jobs of a query. Raises DatabaseError."""
-    held = grants.get(row["job_id"], ()) if row["decided_sched_s"] is not None else ()
+    *values, summed = _places(tuple(row.keys()))(row)
+    job_id = values[_ID_AT]
+    held = grants.get(job_id, ()) if values[_DECIDED_AT] is not None else ()
     try:
-        job = _job_from(row, held)
-        is_sound = row["crc"] == job_crc(job_values(job), held)
+        if summed == _job_crc(_as_summed(values), held):
+            return _job_from(tuple(values), held, common or CommonValues())
     except (ValueError, TypeError, ArithmeticError, AttributeError) as error:
         # A value that is none of its kind, before its checksum could say so.
-        raise sqlite3.DatabaseError(f"the row of job {row['job_id']} is damaged") from error
-    if not is_sound:
-        raise sqlite3.DatabaseError(f"the row of job {row['job_id']} is damaged")
-    return job
+        raise sqlite3.DatabaseError(f"the row of job {job_id} is damaged") from error
+    raise sqlite3.DatabaseError(f"the row of job {job_id} is damaged")
 
 
-def _job_from(row: sqlite3.Row, held: tuple[Grant, ...]) -> Job:
-    fields = _read(_OF_JOB, row)
-    cancel = CancelOrder(**_read(_OF_CANCEL, row)) if row["cancel_at_s"] is not None else None
-    return Job(**fields, request=Request(**_read(_OF_REQUEST, row)), cancel=cancel, grants=held)
+@lru_cache
+def _places(names: tuple[str, ...]) -> itemgetter[Values]:
+    """What takes the columns and the checksum out of a row with these names."""
+    return itemgetter(*map(names.index, (*_NAMES, "crc")))
 
 
-def _read(columns: tuple[Column, ...], row: sqlite3.Row) -> dict[str, Any]:
-    return {column.field: column.value_from(row) for column in columns}
+def _as_summed(stored: Sequence[Any]) -> list[Any]:
+    values = list(stored)
+    values[_TOPOLOGY_AT] = Topology(values[_TOPOLOGY_AT])
+    return values
+
+
+def _job_from(values: Values, held: tuple[Grant, ...], common: CommonValues) -> Job:
+    fields = _JOB.read(_JOB.values_of(values))
+    for name in _COMMON_TEXTS:
+        fields[name] = common.text(fields[name])
+    for name in _COMMON_TIMES:
+        fields[name] = common.number(fields[name])
+    asked = _REQUEST.values_of(values)
+    request = common.requests.get(asked)
+    if request is None:
+        request = common.requests[asked] = Request(**_REQUEST.read(asked))
+    is_cancelled = values[_CANCELLED_AT] is not None
+    cancel = CancelOrder(**_CANCEL.read(_CANCEL.values_of(values))) if is_cancelled else None
+    return Job(**fields, request=request, cancel=cancel, grants=held)

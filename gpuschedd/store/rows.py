@@ -9,7 +9,9 @@ import hashlib
 import json
 import sqlite3
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from operator import itemgetter
 from typing import Any
 
 import msgpack
@@ -25,9 +27,26 @@ from gpuschedd.store.records import (
     Remembered,
     Submission,
 )
+from gpuschedd.store.sharing import CommonValues
 from gpuschedd.system.clock import ClockMark
 
-_NUMBERS = (int, float)  # a union would be made anew for each value
+TEXTS_MAX = 4096
+
+
+class _Texts(dict[Any, str]):
+    """How values read in a checksum. Kept for those that most rows consist of: None, 0, a day."""
+
+    def __missing__(self, value: Any) -> str:
+        if not isinstance(value, _NUMBERS):
+            return repr(value)
+        text = repr(number := float(value) + 0.0)  # of -0.0, which is the same key, too
+        if number.is_integer() and len(self) < TEXTS_MAX:
+            self[value] = text
+        return text
+
+
+_NUMBERS = (int, float)
+_TEXTS = _Texts({None: "None"})
 
 
 def fields_of(row: Any) -> dict[str, Any]:
@@ -36,8 +55,9 @@ def fields_of(row: Any) -> dict[str, Any]:
 
 def crc(values: Iterable[Any]) -> int:
     """A row's checksum: the same before it is written and after it is read."""
-    plain = [float(value) if isinstance(value, _NUMBERS) else value for value in values]
-    return zlib.crc32(repr(plain).encode("utf-8", "backslashreplace"))
+    # The text of a list of them, with each number as float: what it always was.
+    text = f"[{', '.join(map(_TEXTS.__getitem__, values))}]"
+    return zlib.crc32(text.encode("utf-8", "backslashreplace"))
 
 
 def checked(row: sqlite3.Row, table: str) -> dict[str, Any]:
@@ -98,16 +118,24 @@ def age_values(age: Age | None) -> dict[str, float | None]:
     return dict(zip(AGE_COLUMNS, (*own, since_s, expected_s), strict=True))
 
 
-def age_crc(values: Iterable[float | None]) -> int:
+def age_crc(values: Sequence[float | None]) -> int:
     """Of the columns of an age; one that came later is not summed while it is None."""
-    first, later = (values := tuple(values))[:AGE_COLUMNS_AT_FIRST], values[AGE_COLUMNS_AT_FIRST:]
-    return crc((*first, *(value for value in later if value is not None)))
+    later = [value for value in values[AGE_COLUMNS_AT_FIRST:] if value is not None]
+    return crc((*values[:AGE_COLUMNS_AT_FIRST], *later))
 
 
-def age_from(row: sqlite3.Row) -> Age:
-    values = tuple(row[column] for column in AGE_COLUMNS)
-    if row["age_crc"] != age_crc(values):
+@lru_cache
+def _age_places(names: tuple[str, ...]) -> itemgetter[tuple[Any, ...]]:
+    return itemgetter(*map(names.index, (*AGE_COLUMNS, "age_crc")))
+
+
+def age_from(row: sqlite3.Row, common: CommonValues | None = None) -> Age:
+    """The age of a job that waits. Raises DatabaseError."""
+    *values, summed = _age_places(tuple(row.keys()))(row)
+    if summed != age_crc(values):
         raise sqlite3.DatabaseError(f"the age of job {row['job_id']} is damaged")
+    if common is not None:
+        values = [value if value is None else common.number(value) for value in values]
     since_s, gained_s, window_since_s, head_since_s, head_expected_s = values
     first = None if head_since_s is None else FirstHead(head_since_s, head_expected_s)
     return Age(since_s, gained_s, window_since_s, first)
@@ -154,15 +182,15 @@ def brief_of_row(job_id: int, crc_text: str, content: bytes) -> Brief:
 def pack_payload(payload: Payload) -> bytes:
     packed: bytes = msgpack.packb(
         {
-            "argv": payload.argv,
+            "argv": list(payload.argv),
             "script": payload.script,
             "cwd": payload.cwd,
             "umask": payload.umask,
-            "rlimits": payload.rlimits,
+            "rlimits": [list(limit) for limit in payload.rlimits],
             "output": payload.output,
             "error": payload.error,
             "niceness": payload.niceness,
-            "affinity": payload.affinity,
+            "affinity": list(payload.affinity),
             "script_path": payload.script_path,
             "checked": payload.checked,
         },

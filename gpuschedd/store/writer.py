@@ -54,6 +54,7 @@ from gpuschedd.store.records import (
     brief_of,
 )
 from gpuschedd.store.retention import KeptBytes
+from gpuschedd.store.sharing import CommonValues
 from gpuschedd.system.clock import ClockMark
 
 
@@ -186,9 +187,7 @@ class Store:
 
     def _load(self) -> Loaded:
         db = self._db
-        live = db.execute("SELECT * FROM job WHERE final = 0 ORDER BY job_id").fetchall()
-        grants = grants_of(db, "job.final = 0")
-        jobs = {row["job_id"]: job_from(row, grants) for row in live}
+        jobs, ages = self._live()
         self._require_live(jobs)
         check_newest(db)
         recent = db.execute(
@@ -200,11 +199,7 @@ class Store:
             mark=rows.mark_from(db),
             next_job_id=self._census.next_job_id,
             jobs=tuple(jobs.values()),
-            ages={
-                JobId(row["job_id"]): rows.age_from(row)
-                for row in live
-                if row["eligible_since_s"] is not None
-            },
+            ages=ages,
             accounts=tuple(
                 UsageRow(**rows.checked(row, "account"))
                 for row in db.execute("SELECT * FROM account")
@@ -229,7 +224,20 @@ class Store:
         require_counts(self._census, {**found, "GPUs": len(loaded.gpus)})
         return loaded
 
-    def _require_live(self, jobs: Mapping[int, Job]) -> None:
+    def _live(self) -> tuple[dict[JobId, Job], dict[JobId, Age]]:
+        """The jobs that have not ended, and the ages of those that wait. Raises DatabaseError."""
+        grants, common = grants_of(self._db, "job.final = 0"), CommonValues()
+        jobs: dict[JobId, Job] = {}
+        ages: dict[JobId, Age] = {}
+        # Row by row: all of them at once take more memory than what is made of them.
+        for row in self._db.execute("SELECT * FROM job WHERE final = 0 ORDER BY job_id"):
+            job = job_from(row, grants, common)
+            jobs[job.job_id] = job
+            if row["eligible_since_s"] is not None:
+                ages[job.job_id] = rows.age_from(row, common)
+        return jobs, ages
+
+    def _require_live(self, jobs: Mapping[JobId, Job]) -> None:
         """All jobs that were committed as live, each with what it runs. Raises DatabaseError."""
         is_live = [not job.is_final for job in jobs.values()]
         require_counts(self._census, {"live jobs": sum(is_live)})
@@ -401,7 +409,7 @@ _UPDATE_AGE = (
 
 
 def _age_row(job_id: JobId, age: Age | None) -> tuple[Any, ...]:
-    values = rows.age_values(age).values()
+    values = tuple(rows.age_values(age).values())
     return (*values, rows.age_crc(values), job_id)
 
 

@@ -91,6 +91,31 @@ def test_what_is_committed_is_loaded_back_the_same(tmp_path: Path) -> None:
     assert again.payload(running.job_id) == a_payload()
 
 
+def test_jobs_that_ask_the_same_share_it_once_loaded(tmp_path: Path) -> None:
+    """A hundred thousand queued jobs have a handful of requests, names and times between them."""
+    store = Store.open(tmp_path)
+    other = replace(a_job(3), request=Request(gpus=1))
+    jobs = (a_job(1), a_job(2), other)
+    store.commit(
+        Changes(
+            jobs={job.job_id: job for job in jobs},
+            payloads={job.job_id: a_payload() for job in jobs},
+            ages={job.job_id: Age(10.5, 0.0, 10.5) for job in jobs},
+        )
+    )
+    store.close()
+    reopened = Store.open(tmp_path)
+    loaded = reopened.load()
+    reopened.close()
+    first, second, third = loaded.jobs
+    assert loaded.jobs == jobs
+    assert first.request is second.request
+    assert first.request is not third.request
+    for name in ("user", "name", "submitted_at_s", "submitted_sched_s"):
+        assert getattr(first, name) is getattr(third, name), name
+    assert len({id(age.eligible_since_s) for age in loaded.ages.values()}) == 1
+
+
 def test_an_environment_is_kept_once_and_gone_when_its_last_job_is_final(tmp_path: Path) -> None:
     """Secrets do not outlive the jobs that need them."""
     store = Store.open(tmp_path)
