@@ -14,7 +14,7 @@ import sys
 
 from gpuschedd.supervisor.errors import EXIT_BUG, EXIT_OK, EXIT_UNAVAILABLE, reason_of
 from gpuschedd.supervisor.start import become_bare, supervise_forked
-from gpuschedd.supervisor.syscalls import signal
+from gpuschedd.supervisor.syscalls import show_as, signal
 
 PATH_BYTES_MAX = 4096  # the kernel's
 MARK = b"\0"  # in no complaint
@@ -80,6 +80,7 @@ def _live(path: str, answer_fd: int) -> int:
     # Bare as the forker is: each page that is touched here is a copy.
     os.dup2(1, 0)  # /dev/null, where the requests came from
     os.dup2(answer_fd, 2)
+    show_as(f"gpuschedd supervisor {path}")
     is_told = False
 
     def tell(status: int) -> None:

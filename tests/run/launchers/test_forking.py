@@ -69,6 +69,14 @@ def test_one_forker_makes_all_supervisors(host: Host) -> None:
     assert forker_of(host, "sleep", "601") == first
 
 
+def test_the_process_table_tells_supervisors_apart(host: Host) -> None:
+    job = host.start("sleep", "600")
+    shown = Path(f"/proc/{supervisor_of(host, job)}/cmdline").read_bytes().rstrip(b"\0")
+    assert shown.startswith(b"gpuschedd supervisor /")
+    assert f"gpuschedd supervisor {job.path}".encode().startswith(shown)
+    assert Path(f"/proc/{forker_of(host)}/cmdline").read_bytes().endswith(b"--forker\0")
+
+
 def test_the_forker_keeps_no_dead_supervisors(host: Host) -> None:
     job = host.start("true")
     pid = supervisor_of(host, job)
