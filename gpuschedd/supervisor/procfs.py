@@ -34,9 +34,9 @@ def line_after(words: bytes, content: bytes) -> bytes | None:
 
 
 class ProcessStat:
-    """The fields of /proc/PID/stat that tell a process from a later one with its pid."""
+    """The fields of /proc/PID/stat that tell a process from a later one with its pid, and a few."""
 
-    __slots__ = ("group", "parent", "session", "start_ticks", "state", "threads")
+    __slots__ = ("arguments", "group", "parent", "session", "start_ticks", "state", "threads")
 
     def __init__(self, line: bytes) -> None:
         # The name may hold anything, so the fields are counted from its last parenthesis.
@@ -45,6 +45,8 @@ class ProcessStat:
         self.parent, self.group, self.session = (int(field) for field in fields[1:4])
         self.threads = int(fields[17])
         self.start_ticks = int(fields[19])
+        # Where they lie in its memory; 0 and 0 for whoever may not know, and of a kernel's thread.
+        self.arguments = (int(fields[45]), int(fields[46])) if len(fields) > 46 else (0, 0)
 
     @property
     def alive(self) -> bool:

@@ -8,6 +8,8 @@ import select
 import sys
 import time
 
+from gpuschedd.supervisor.procfs import process_stat
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal as signal
@@ -47,10 +49,8 @@ def join_new_keyring() -> None:
 
 def show_as(text: str) -> None:
     """What ps shows as this process's command line, as far as it has room; best effort."""
-    with open("/proc/self/stat", "rb") as file:
-        line = file.read()
-    fields = line[line.rindex(b")") + 2 :].split()
-    begin, end = int(fields[45]), int(fields[46])  # arg_start and arg_end, proc(5)
+    found = process_stat(os.getpid())
+    begin, end = (0, 0) if found is None else found.arguments
     if 0 < begin < end:
         shown = text.encode("utf-8", "surrogateescape")[: end - begin - 1]
         ctypes.memmove(begin, shown.ljust(end - begin, b"\0"), end - begin)

@@ -14,12 +14,14 @@ import re
 import signal
 import sqlite3
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import chdir, closing, contextmanager, redirect_stderr, redirect_stdout
 from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -89,8 +91,9 @@ class Scenario:
         """The console script of that name, in this process: status, stdout, stderr."""
         (script,) = entry_points(group="console_scripts", name=command)
         out, err = io.StringIO(), io.StringIO()
-        with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as ended:
-            script.load().main(list(words), prog_name=command)
+        typed = mock.patch.object(sys, "argv", [command, *words])
+        with typed, redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as ended:
+            script.load()()
         assert isinstance(ended.value.code, int)
         return ended.value.code, out.getvalue(), err.getvalue()
 
