@@ -69,6 +69,15 @@ def test_one_forker_makes_all_supervisors(host: Host) -> None:
     assert forker_of(host, "sleep", "601") == first
 
 
+def test_a_forked_supervisor_shares_nothing_with_the_forker(host: Host) -> None:
+    """Neither its session, which may be ended, nor the socket that the daemon alone writes to."""
+    pid = supervisor_of(host, host.start("sleep", "600"))
+    assert os.getsid(pid) == pid
+    assert os.readlink(f"/proc/{pid}/fd/0") == os.devnull
+    held = {os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()}
+    assert os.readlink(f"/proc/{parent_of(pid)}/fd/0") not in held
+
+
 def test_the_process_table_tells_supervisors_apart(host: Host) -> None:
     job = host.start("sleep", "600")
     shown = Path(f"/proc/{supervisor_of(host, job)}/cmdline").read_bytes().rstrip(b"\0")
